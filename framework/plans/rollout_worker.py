@@ -151,7 +151,7 @@ class RolloutWorker:
         with self._busy:
             self._begin(steps)
             yield
-            self.collector.flush_pending()
+            self.collector.actor.flush_pending()
 
     def step_envs(self) -> None:
         """One step of every env. Raises `launch.ProgramStopped` when the program stops."""
@@ -190,7 +190,7 @@ class RolloutWorker:
             self._begin(steps)
             for _ in range(steps):
                 self.step_envs()
-            self.collector.flush_pending()
+            self.collector.actor.flush_pending()
         except ServerClosed as error:
             if launch.stop_event().is_set():
                 raise launch.ProgramStopped(f"{self.name}: the program stops.") from None

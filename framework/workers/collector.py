@@ -103,10 +103,6 @@ class Collector:
         ended = loop.step(max_steps)
         return Steps(loop.num_steps - before, ended)
 
-    def flush_pending(self) -> None:
-        """Hands staged steps to replay, before a pause; see `Adder.flush_pending`."""
-        self.actor.flush_pending()
-
     def ask_ahead(self) -> None:
         """Asks an inference server for the next actions, which it computes until `step` needs them."""
         if self._port is not None and self.loop.timestep is not None:
@@ -196,10 +192,6 @@ class Turns:
         steps = self._mine.step(max_steps)
         self._mine, self._other = self._other, self._mine
         return steps
-
-    def flush_pending(self) -> None:
-        for each in self._both:
-            each.flush_pending()
 
     def update(self) -> None:
         for each in self._both:
