@@ -155,7 +155,7 @@ class RolloutWorker:
         with self._busy:
             self._begin(steps)
             yield
-            self.collector.flush_pending()
+            self.collector.actor.flush_pending()
 
     def step_envs(self, most: int = 1) -> int:
         """Up to `most` steps of every env; returns how many. Raises `launch.ProgramStopped` at a stop."""
@@ -196,7 +196,7 @@ class RolloutWorker:
             self._begin(steps)
             while steps > 0:
                 steps -= self.step_envs(steps)
-            self.collector.flush_pending()
+            self.collector.actor.flush_pending()
         except ServerClosed as error:
             if launch.stop_event().is_set():
                 raise launch.ProgramStopped(f"{self.name}: the program stops.") from None

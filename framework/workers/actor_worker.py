@@ -126,7 +126,8 @@ class ActorWorker(ProgramWorker):
             self._collector.update()
         for gate in self._gates:
             if not gate.open():
-                self._collector.flush_pending()
+                for adder in self._collector.adders:
+                    adder.flush_pending()
                 if gate is self._budget and all(each.open() for each in self._exits):
                     self._finish()
                 return  # The caller checks for a stop of the program, and calls again.

@@ -125,10 +125,6 @@ class Collector:
         self._told = loop.num_steps, loop.num_calls
         return Steps(made, ended, calls)
 
-    def flush_pending(self) -> None:
-        """Hands staged steps to replay, before a pause; see `Adder.flush_pending`."""
-        self.actor.flush_pending()
-
     def ask_ahead(self) -> None:
         """Asks an inference server for the next actions, which it computes until `step` needs them."""
         if self._port is not None and self.loop.timestep is not None:
@@ -222,10 +218,6 @@ class Turns:
         steps = self._mine.step(max_steps)
         self._mine, self._other = self._other, self._mine
         return steps
-
-    def flush_pending(self) -> None:
-        for each in self._both:
-            each.flush_pending()
 
     def update(self) -> None:
         for each in self._both:

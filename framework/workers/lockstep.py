@@ -181,7 +181,8 @@ class Lockstep(Gate):
         """
         version = self._collector.version
         if version < needed:
-            self._collector.flush_pending()
+            for adder in self._collector.adders:
+                adder.flush_pending()
         if version >= needed or self._is_available(needed, WAIT_S, self._name):
             self._waits = 0
             return True

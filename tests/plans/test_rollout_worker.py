@@ -10,7 +10,7 @@ from helpers.node_clients import make_client
 
 import launch
 from agents.a2c import A2C, A2CConfig
-from framework import environments, specs
+from framework import adders, environments, specs
 from framework.environments.testing import FakeEnvironment
 from framework.learners import SGDLearner
 from framework.networks import as_tensors
@@ -72,6 +72,22 @@ def test_a_sample_is_an_unroll_of_every_env_with_the_newest_parameters(make):
     both = concatenate([one, other])
     np.testing.assert_array_equal(both.data.reward[ENVS:], other.data.reward)
     assert len(both.info.key) == 2 * ENVS
+
+
+class Stores(RolloutWorker):
+    """Keeps its table, so that a look at it is no read, which would write what is staged."""
+
+    def make_adder(self, client):
+        self.table = client.tables["queue"]
+        return adders.NStepTransitionAdder(client, 1, 0.9, priority_fns={"queue": None}, max_delay=1e9)
+
+
+def test_what_a_call_has_collected_is_in_replay_at_its_end(make):
+    _, _, (worker,) = make(cls=Stores)
+    assert worker.collect(1) == len(worker.table) == ENVS
+    with worker.granted(1):
+        worker.step_envs()
+    assert len(worker.table) == 2 * ENVS
 
 
 def test_gradients_are_those_of_the_learner(make):

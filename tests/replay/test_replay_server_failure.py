@@ -272,7 +272,7 @@ def test_a_forked_child_uses_a_client_of_its_parent_and_the_parent_goes_on(fork,
         writer.flush()
         source = client.source()
         source.release(source.draw("t", 4, 10.0, None, False)[1])
-        with writer._lock, client._lock:  # by a thread of the parent, when it forks
+        with writer.lock, client._lock:  # by a thread of the parent, when it forks
             child = fork(_use_in_a_child, client, writer, source)
         assert [child.word() for _ in range(4)] == ["sampled", "refused", "written", "closed"]
         child.end()

@@ -11,13 +11,14 @@ A request for several items goes through one item at a time, as far as the rule 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 import logging
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from framework.replay.errors import DeadlineExceededError, ServerClosed, WouldBlockError
@@ -243,10 +244,19 @@ class Waiting:
             self.notify(INSERTERS)
 
     def count(self, side: int, change: int, seconds: float = 0.0) -> None:
-        """Counts a call of another process that begins (1) or stops (-1) waiting, and how long it waited."""
+        """Counts a call that begins (1) or stops (-1) waiting, and how long one of another process waited."""
         with self._lock:
             self.counts[side] += change
             self.seconds[side] += seconds
+
+    @contextlib.contextmanager
+    def counted(self, side: int) -> Iterator[None]:
+        """Surrounds a call that may wait."""
+        self.count(side, 1)
+        try:
+            yield
+        finally:
+            self.count(side, -1)
 
     def notify(self, side: int) -> None:
         """Wakes the calls of `side`, which may go through now. Called with the lock held."""
@@ -258,7 +268,9 @@ class Waiting:
     def wait(
         self, side: int, n: int, done: int, deadline: float | None, cancelled: Callable[[], bool] | None
     ) -> None:
-        """Waits until the other side has done something, or for some seconds. Called with the lock held.
+        """Waits until the other side has done something, or for some seconds.
+
+        Called with the lock held, in `counted`.
 
         Args:
           side: the side of the call.
@@ -277,12 +289,10 @@ class Waiting:
             if expired:
                 raise DeadlineExceededError(f"{text}; the timeout expired")
             raise WouldBlockError(f"{text}; nothing else runs in this thread, so the wait would never end")
-        self.counts[side] += 1
         try:
             left = self.look_s if deadline is None else min(self.look_s, deadline - begin)
             self._conditions[side].wait(left)
         finally:
-            self.counts[side] -= 1
             self.seconds[side] += time.monotonic() - begin
 
     def refusal(self, side: int, n: int, done: int) -> str:

@@ -220,7 +220,7 @@ class Table:
           DeadlineExceededError: The timeout expired.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self.lock:
+        with self.waiting.counted(INSERTERS), self.lock:
             while not self.rate_limiter.allowed_inserts(1):
                 self.waiting.wait(INSERTERS, 1, 0, deadline, cancelled)
 
@@ -247,16 +247,19 @@ class Table:
         deadline = None if timeout is None else time.monotonic() + timeout
         delivery = Delivery()
         try:
-            while True:
-                before = len(delivery.slots)
-                if self.draw(n, delivery):
-                    return delivery
-                with self.lock:
-                    # A large request takes several draws; its time is limited even if it never waits.
-                    late = timeout and deadline is not None and time.monotonic() >= deadline
-                    got = len(delivery.slots)
-                    if late or (got == before and not self.rate_limiter.allowed_samples(1)):
-                        self.waiting.wait(SAMPLERS, n, got, deadline, cancelled)
+            if self.draw(n, delivery):
+                return delivery
+            with self.waiting.counted(SAMPLERS):  # From now on, writers hold nothing back.
+                while True:
+                    before = len(delivery.slots)
+                    if self.draw(n, delivery):
+                        return delivery
+                    with self.lock:
+                        # A large request takes several draws; its time is limited even if it never waits.
+                        late = timeout and deadline is not None and time.monotonic() >= deadline
+                        got = len(delivery.slots)
+                        if late or (got == before and not self.rate_limiter.allowed_samples(1)):
+                            self.waiting.wait(SAMPLERS, n, got, deadline, cancelled)
         except BaseException:
             self.give_back(delivery)
             raise
