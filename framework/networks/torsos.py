@@ -16,7 +16,7 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
-from framework.networks.modules import Linear, Module
+from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh, call_of
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
@@ -24,8 +24,8 @@ State = tuple[torch.Tensor, ...]
 
 _RELU_GAIN = nn.init.calculate_gain("relu")
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
+    "relu": ReLU,
+    "tanh": Tanh,
     "elu": nn.ELU,
     "silu": nn.SiLU,
 }
@@ -38,7 +38,7 @@ def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.zeros_(module.bias)
 
 
-def in_float32(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def in_float32(layer: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
     """The output of a network's last layer, float32 also with autocast.
 
     In bfloat16, values of actions that differ by less than 0.4 % are often equal.
@@ -85,7 +85,7 @@ class MLP(Module):
         for size in hidden_sizes:
             layers.append(linear(width, size))
             if layer_norm:
-                layers.append(nn.LayerNorm(size))
+                layers.append(LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
             width = size
         if output_size is not None:
@@ -98,8 +98,18 @@ class MLP(Module):
         self.layers = nn.Sequential(*layers)
         self.output_size = width
         self._output = None if output_size is None else len(layers) - 1
+        self._calls: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
+
+    def settle(self) -> None:
+        self._calls = [call_of(layer) for layer in self.layers]
+        if self._output is not None:
+            self._calls[-1] = functools.partial(in_float32, self._calls[-1])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self._calls and not torch.is_grad_enabled():
+            for call in self._calls:
+                inputs = call(inputs)
+            return inputs
         for index, layer in enumerate(self.layers._modules.values()):  # The calls of a Sequential take time.
             inputs = in_float32(layer, inputs) if index == self._output else layer(inputs)
         return inputs
