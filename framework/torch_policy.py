@@ -21,11 +21,13 @@ class TorchPolicy(core.Policy):
 
     Args:
       networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
+        Hooks on them count from the policy's construction or from the next load of parameters.
       actions: converts between sampled actions and the environment's.
       variables: names of the children of `networks` that `act` uses. Empty means all.
 
     Attributes:
-      random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
+      random: the generator of all random numbers in `act`, also for `networks.draw`; seeded, saved and
+        restored with the policy.
     """
 
     takes_tensors = True
@@ -37,6 +39,7 @@ class TorchPolicy(core.Policy):
         self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
         self.random = BlockGenerator(self.device).manual_seed(0)
         self.settings = OwnSettings(networks.parameters())
+        self._inference = torch.inference_mode()
         self._place = None if self.device.type == "cpu" else self.device
         self._versions = (-1, np.zeros(0, np.int64))
         settle(networks)
@@ -52,7 +55,7 @@ class TorchPolicy(core.Policy):
         return ()
 
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        with self.settings, torch.inference_mode():
+        with self.settings, self._inference:
             drawn, extras, state = self.act(as_tensors(observation, self._place), state)
             if not isinstance(observation, np.ndarray) and holds_tensors(observation):
                 return self.actions.to_environment(drawn), as_numpy(extras), state

@@ -36,31 +36,24 @@ class BlockGenerator(torch.Generator):
 
     def __init__(self, device: str | torch.device = "cpu"):  # The device is an argument of torch's `__new__`.
         super().__init__()
-        self._left: dict[Any, list[torch.Tensor]] = {}  # Numbers that were not taken yet.
-
-    def take(self, kind: str | int, shape: Sequence[int]) -> torch.Tensor:
-        """Numbers that nobody else has; see `draw`."""
-        left = self._left.get((kind, shape))
-        if not left:
-            steps = max(1, min(_STEPS, _MOST // max(1, math.prod(shape))))
-            with torch.inference_mode(False):  # The next step may record gradients.
-                left = self._left[kind, shape] = list(_numbers(kind, (steps, *shape), self.device, self))
-        return left.pop()
+        # By kind and shape, the numbers that `draw` has not taken yet.
+        self.left: dict[tuple[str | int, torch.Size], list[torch.Tensor]] = {}
 
     def manual_seed(self, seed: int) -> BlockGenerator:
-        self._left.clear()
+        self.left.clear()
         super().manual_seed(seed)
         return self
 
     def save(self) -> dict[str, Any]:
         """The state, with the numbers that are left."""
-        left = {(kind, tuple(shape)): torch.stack(a) for (kind, shape), a in self._left.items() if a}
+        left = {(kind, tuple(shape)): torch.stack(each) for (kind, shape), each in self.left.items() if each}
         return {"generator": self.get_state(), "left": left}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from what `save` returned, here or on another device."""
         restore_generator(self, state["generator"])
-        self._left = {key: list(rows.to(self.device).unbind(0)) for key, rows in state["left"].items()}
+        rows = state["left"].items()
+        self.left = {(kind, torch.Size(shape)): list(each.to(self.device)) for (kind, shape), each in rows}
 
 
 def draw(
@@ -74,9 +67,15 @@ def draw(
       device: the device, which is the generator's.
       generator: draws them. None is torch's own.
     """
-    if isinstance(generator, BlockGenerator):
-        return generator.take(kind, shape)
-    return _numbers(kind, shape, device, generator)
+    if not isinstance(generator, BlockGenerator):
+        return _numbers(kind, shape, device, generator)
+    left = generator.left.get((kind, shape))
+    if not left:
+        steps = max(1, min(_STEPS, _MOST // max(1, math.prod(shape))))
+        with torch.inference_mode(False):  # The next step may record gradients.
+            left = list(_numbers(kind, (steps, *shape), device, generator))
+        generator.left[kind, shape] = left
+    return left.pop()
 
 
 def _numbers(
@@ -195,7 +194,7 @@ class DiagonalGaussian:
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor):
         self.mean = mean
-        self.log_std = log_std.expand_as(mean)
+        self.log_std = log_std if log_std.shape == mean.shape else log_std.expand_as(mean)
 
     def rsample(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
@@ -204,7 +203,7 @@ class DiagonalGaussian:
         if noise is None:
             mean = self.mean
             noise = draw("normal", mean.shape, mean.device, generator).to(mean.dtype)
-        return self.mean + self.log_std.exp() * noise
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         return self.rsample(generator).detach()

@@ -6,7 +6,7 @@ torch's calls of modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,29 +42,29 @@ def has_hooks(module: TorchModule) -> bool:
 class Module(TorchModule):
     """A module whose call is a call of its `forward`, unless it has hooks or was compiled."""
 
+    _is_quick = False  # Whether it had no hooks when it settled.
+    _calls: Sequence[Callable[..., Any]] = ()  # How it then calls the layers of its `layers`.
+
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if has_hooks(self):
+        if (torch.is_grad_enabled() or not self._is_quick) and has_hooks(self):
             return super().__call__(*inputs, **options)
         return self.forward(*inputs, **options)
 
-    def settle(self) -> None:
-        """Decides how to call its children without gradients; see `settle`."""
-
 
 def settle(networks: TorchModule) -> None:
-    """Decides how the modules in `networks` call each other without gradients, until this is called again.
+    """Decides how the modules in `networks` are called without gradients, until this is called again.
 
-    A child without hooks is called by its `forward`. A hook that comes later counts from then on.
+    One without hooks is called by its `forward`. A hook that comes later counts from the next time on.
     """
+    usual = TorchModule.__call__, Module.__call__
     for module in networks.modules():
         if isinstance(module, Module):
-            module.settle()
-
-
-def call_of(module: TorchModule) -> Callable[..., Any]:
-    """What to call in place of `module`: its `forward`, if it has no hooks."""
-    known = type(module).__call__ in (TorchModule.__call__, Module.__call__)
-    return module.forward if known and not has_hooks(module) else module
+            module._is_quick = not has_hooks(module)
+            layers = module._modules.get("layers")
+            module._calls = [
+                layer.forward if type(layer).__call__ in usual and not has_hooks(layer) else layer
+                for layer in (layers if isinstance(layers, nn.Sequential) else ())
+            ]
 
 
 class ReLU(Module, TorchReLU):

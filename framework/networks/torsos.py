@@ -16,7 +16,7 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
-from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh, call_of
+from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
@@ -98,20 +98,12 @@ class MLP(Module):
         self.layers = nn.Sequential(*layers)
         self.output_size = width
         self._output = None if output_size is None else len(layers) - 1
-        self._calls: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
-
-    def settle(self) -> None:
-        self._calls = [call_of(layer) for layer in self.layers]
-        if self._output is not None:
-            self._calls[-1] = functools.partial(in_float32, self._calls[-1])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self._calls and not torch.is_grad_enabled():
-            for call in self._calls:
-                inputs = call(inputs)
-            return inputs
-        for index, layer in enumerate(self.layers._modules.values()):  # The calls of a Sequential take time.
-            inputs = in_float32(layer, inputs) if index == self._output else layer(inputs)
+        # The calls of a Sequential take time.
+        layers: Any = () if torch.is_grad_enabled() else self._calls
+        for index, call in enumerate(layers or self.layers._modules.values()):
+            inputs = in_float32(call, inputs) if index == self._output else call(inputs)
         return inputs
 
 
@@ -291,10 +283,9 @@ class ObservationEncoder(Module):
         self._inputs = inputs.inputs_of(observation_spec)
         self._single = not tree.is_nested(observation_spec)
         # Most observations are one vector, which needs no encoding.
-        is_plain = (
-            self._single and len(self._shapes[0]) == 1 and self._inputs[0] == (inputs.NUMBERS, False, 0)
-        )
-        self.is_vector = is_plain and not hidden_sizes
+        plain = (inputs.NUMBERS, False, 0)
+        self._is_vector = self._single and len(self._shapes[0]) == 1 and self._inputs[0] == plain
+        self._has_layers = bool(hidden_sizes)
         images = {}
         width = image_features = 0
         for index, (shape, taken) in enumerate(zip(self._shapes, self._inputs, strict=True)):
@@ -318,8 +309,9 @@ class ObservationEncoder(Module):
             )
 
     def forward(self, observation: Nest) -> torch.Tensor:
-        if self.is_vector:
-            return observation if observation.dtype == torch.float32 else observation.float()
+        if self._is_vector:
+            observation = observation if observation.dtype == torch.float32 else observation.float()
+            return self.body(observation) if self._has_layers else observation
         leaves = [observation] if self._single else tree.flatten(observation)
         if len(leaves) != len(self._inputs):
             raise ValueError(
