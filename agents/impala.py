@@ -12,6 +12,7 @@ start of each unroll, are extras.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -130,13 +131,16 @@ class IMPALAPolicy(TorchPolicy):
     def __init__(self, networks: IMPALANetworks, autocast: bool = False, evaluation: bool = False):
         super().__init__(networks, networks.actions, variables=("actor_critic",))
         self._actor_critic = networks.actor_critic
-        self._autocast, self._greedy = autocast, evaluation
+        self._greedy = evaluation
+        self._precision: Any = contextlib.nullcontext()
+        if autocast:
+            self._precision = torch.autocast(self.device.type, torch.bfloat16)
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, ...]:
         return self._actor_critic.initial_state(batch_size)
 
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+        with self._precision:
             policy, next_state = self._actor_critic.step(observation, state)
         drawn = policy.mode() if self._greedy else policy.sample(self.random)
         log_prob = policy.log_prob(drawn).float()

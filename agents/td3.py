@@ -139,7 +139,8 @@ class TD3Policy(TorchPolicy):
             return action, (), state
         if config.random_start and self.progress.version == 0:
             return torch.empty_like(action).uniform_(-1.0, 1.0, generator=self.random), (), state
-        noise, std = torch.empty_like(action).normal_(generator=self.random), config.exploration_std
+        noise = networks.draw("normal", action.shape, action.device, self.random)
+        std = config.exploration_std
         if len(state):
             # The discrete Ornstein-Uhlenbeck process, which approaches a standard normal.
             kept = config.exploration_correlation

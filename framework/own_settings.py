@@ -19,6 +19,7 @@ import torch
 
 from launch import process_state
 from launch.context import find_context
+from launch.context import here as nodes
 from launch.errors import LaunchError
 
 _CORES = torch.get_num_threads()  # Nothing has set it yet, so it is the number of cores.
@@ -65,27 +66,27 @@ class OwnSettings:
         if here.depth > 1:
             return
         try:
-            self._set(here)
+            engine, before = (
+                _engine() if nodes.context is None else nodes.context.engine,
+                torch.get_num_threads(),
+            )
+            if self._given:
+                threads = self._given
+            elif engine is None:
+                threads = min(self._due, before)  # The caller may have chosen fewer.
+            else:
+                threads = self._due if engine == "serial" else before
+            if threads != before:
+                here.threads = before
+                torch.set_num_threads(threads)
+            if engine is None and not _are_usual():
+                here.leave = stack = contextlib.ExitStack()
+                stack.enter_context(process_state.new_thread_settings())
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float32)
         except BaseException:  # It may be an interrupt.
             self.__exit__()
             raise
-
-    def _set(self, here: _Blocks) -> None:
-        engine, before = _engine(), torch.get_num_threads()
-        if self._given:
-            threads = self._given
-        elif engine is None:
-            threads = min(self._due, before)  # The caller may have chosen fewer.
-        else:
-            threads = self._due if engine == "serial" else before
-        if threads != before:
-            here.threads = before
-            torch.set_num_threads(threads)
-        if engine is None and not _are_usual():
-            here.leave = stack = contextlib.ExitStack()
-            stack.enter_context(process_state.new_thread_settings())
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(torch.float32)
 
     def __exit__(self, *_: object) -> None:
         here = self._here

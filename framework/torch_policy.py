@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from framework import core
-from framework.devices import restore_generator
-from framework.networks import Actions, JointActions, as_numpy, as_tensors, holds_tensors
+from framework.networks import Actions, BlockGenerator, JointActions, as_numpy, as_tensors, holds_tensors
+from framework.networks.modules import settle
 from framework.own_settings import OwnSettings
-from framework.types import Nest
+from framework.types import Nest, Progress
 
 
 class TorchPolicy(core.Policy):
@@ -20,11 +21,13 @@ class TorchPolicy(core.Policy):
 
     Args:
       networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
+        Hooks on them count from the policy's construction or from the next load of parameters.
       actions: converts between sampled actions and the environment's.
       variables: names of the children of `networks` that `act` uses. Empty means all.
 
     Attributes:
-      random: the generator of all random numbers in `act`; seeded, saved and restored with the policy.
+      random: the generator of all random numbers in `act`, also for `networks.draw`; seeded, saved and
+        restored with the policy.
     """
 
     takes_tensors = True
@@ -34,10 +37,12 @@ class TorchPolicy(core.Policy):
         self.actions = actions
         self.variables = variables
         self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
-        self.random = torch.Generator(self.device).manual_seed(0)
+        self.random = BlockGenerator(self.device).manual_seed(0)
         self.settings = OwnSettings(networks.parameters())
+        self._inference = torch.inference_mode()
         self._place = None if self.device.type == "cpu" else self.device
         self._versions = (-1, np.zeros(0, np.int64))
+        settle(networks)
 
     @abc.abstractmethod
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
@@ -50,7 +55,7 @@ class TorchPolicy(core.Policy):
         return ()
 
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        with self.settings, torch.inference_mode():
+        with self.settings, self._inference:
             drawn, extras, state = self.act(as_tensors(observation, self._place), state)
             if not isinstance(observation, np.ndarray) and holds_tensors(observation):
                 return self.actions.to_environment(drawn), as_numpy(extras), state
@@ -65,11 +70,15 @@ class TorchPolicy(core.Policy):
             self._versions = (version, known)  # The same array until one of them changes.
         return known
 
+    def loaded(self, progress: Progress) -> None:
+        super().loaded(progress)
+        settle(self.networks)
+
     def seed(self, seed: int) -> None:
         self.random.manual_seed(seed)
 
-    def save(self) -> torch.Tensor:
-        return self.random.get_state()
+    def save(self) -> dict[str, Any]:
+        return self.random.save()
 
-    def restore(self, state: torch.Tensor) -> None:
-        restore_generator(self.random, state)
+    def restore(self, state: dict[str, Any]) -> None:
+        self.random.restore(state)

@@ -82,7 +82,8 @@ class Columns:
         for name, array, leaf in zip(self._names, self._arrays, leaves, strict=True):
             leaf = np.asarray(leaf)
             shape = (count, *array.shape[1:])
-            if leaf.shape != shape or not np.can_cast(leaf.dtype, array.dtype):
+            fits = leaf.dtype == array.dtype or np.can_cast(leaf.dtype, array.dtype)
+            if leaf.shape != shape or not fits:
                 raise ValueError(
                     f"{name}: got shape {leaf.shape}, expected {shape} for {count} envs; got dtype "
                     f"{leaf.dtype}, expected {array.dtype}. There must be one row for each env."
@@ -238,13 +239,15 @@ class Slots:
         Returns:
           The number of rows of each step: one number, unless there are more than `limit` rows.
         """
-        rows = np.concatenate([np.arange(*client) for client in sorted(clients)])
-        limit = limit or len(rows)
-        parts = [rows[begin : begin + limit] for begin in range(0, len(rows), limit)]
-        for part in parts:
-            adjacent = part[-1] - part[0] == len(part) - 1
-            self._step(slice(part[0], part[-1] + 1) if adjacent else part, len(part))
-        return [len(part) for part in parts]
+        clients = sorted(clients)
+        count, begin, end = sum(rows.envs for rows in clients), clients[0].begin, clients[-1].end
+        limit, parts = limit or count, []
+        rows = None if end - begin == count else np.concatenate([np.arange(*each) for each in clients])
+        for at in range(0, count, limit):
+            parts.append(min(limit, count - at))
+            part = slice(begin + at, begin + at + parts[-1]) if rows is None else rows[at : at + limit]
+            self._step(part, parts[-1])
+        return parts
 
     def _step(self, rows: slice | np.ndarray, count: int) -> None:
         """Runs one step of the policy for `count` rows: a slice, or their indices."""

@@ -9,10 +9,12 @@ from framework.networks.control import PolicyNetwork as PolicyNetwork
 from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
 from framework.networks.control import frozen as frozen
 from framework.networks.control import restored as restored
+from framework.networks.distributions import BlockGenerator as BlockGenerator
 from framework.networks.distributions import Categorical as Categorical
 from framework.networks.distributions import DiagonalGaussian as DiagonalGaussian
 from framework.networks.distributions import MultiCategorical as MultiCategorical
 from framework.networks.distributions import SquashedGaussian as SquashedGaussian
+from framework.networks.distributions import draw as draw
 from framework.networks.embeddings import EmbeddedCritics as EmbeddedCritics
 from framework.networks.embeddings import EmbeddedPolicy as EmbeddedPolicy
 from framework.networks.embeddings import StateActionEmbeddings as StateActionEmbeddings

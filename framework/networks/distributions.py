@@ -9,6 +9,8 @@ mode() -> actions                           entropy() -> [...]       kl(other) -
 ```
 
 Distributions over real numbers also have `rsample(generator)`, which passes gradients on to the parameters.
+
+A policy's generator is a `BlockGenerator`: the numbers of a step are then from a block of many steps.
 """
 
 from __future__ import annotations
@@ -19,7 +21,72 @@ from typing import Any
 
 import torch
 
+from framework.devices import restore_generator
 from framework.losses import entropy as entropies
+
+_STEPS = 64  # Steps whose numbers are drawn at once,
+_MOST = 1 << 14  # if they are not more numbers than this: others gain nothing.
+
+
+class BlockGenerator(torch.Generator):
+    """A generator that also draws the numbers of many steps at once; torch's functions take it, too.
+
+    It is not thread-safe.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu"):  # The device is an argument of torch's `__new__`.
+        super().__init__()
+        # By kind and shape, the numbers that `draw` has not taken yet.
+        self.left: dict[tuple[str | int, torch.Size], list[torch.Tensor]] = {}
+
+    def manual_seed(self, seed: int) -> BlockGenerator:
+        self.left.clear()
+        super().manual_seed(seed)
+        return self
+
+    def save(self) -> dict[str, Any]:
+        """The state, with the numbers that are left."""
+        left = {(kind, tuple(shape)): torch.stack(each) for (kind, shape), each in self.left.items() if each}
+        return {"generator": self.get_state(), "left": left}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from what `save` returned, here or on another device."""
+        restore_generator(self, state["generator"])
+        rows = state["left"].items()
+        self.left = {(kind, torch.Size(shape)): list(each.to(self.device)) for (kind, shape), each in rows}
+
+
+def draw(
+    kind: str | int, shape: torch.Size, device: torch.device, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Random numbers of `shape` on `device`.
+
+    Args:
+      kind: "normal" or "gumbel", both standard, or "uniform" between 0 and 1: float32. n: int64 below n.
+      shape: the shape.
+      device: the device, which is the generator's.
+      generator: draws them. None is torch's own.
+    """
+    if not isinstance(generator, BlockGenerator):
+        return _numbers(kind, shape, device, generator)
+    left = generator.left.get((kind, shape))
+    if not left:
+        steps = max(1, min(_STEPS, _MOST // max(1, math.prod(shape))))
+        with torch.inference_mode(False):  # The next step may record gradients.
+            left = list(_numbers(kind, (steps, *shape), device, generator))
+        generator.left[kind, shape] = left
+    return left.pop()
+
+
+def _numbers(
+    kind: str | int, shape: Sequence[int], device: torch.device, generator: torch.Generator | None
+) -> torch.Tensor:
+    if isinstance(kind, int):
+        return torch.randint(kind, shape, generator=generator, device=device)
+    numbers = torch.empty(shape, dtype=torch.float32, device=device)
+    if kind == "gumbel":
+        return numbers.exponential_(generator=generator).log_().neg_()
+    return (numbers.normal_ if kind == "normal" else numbers.uniform_)(generator=generator)
 
 
 class Categorical:
@@ -35,9 +102,9 @@ class Categorical:
         self._normalized: torch.Tensor | None = None
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        # Argmax of exponential races, in logarithms: one pass, and no [..., A] cumulative sums.
-        noise = torch.empty_like(self.logits, dtype=torch.float32).exponential_(generator=generator)
-        return torch.sub(self.logits, noise.log_()).argmax(-1)
+        # The largest of the logits with Gumbel noise: one pass, and no [..., A] cumulative sums.
+        logits = self.logits
+        return (logits + draw("gumbel", logits.shape, logits.device, generator)).argmax(-1)
 
     def mode(self) -> torch.Tensor:
         return self.logits.argmax(-1)
@@ -127,15 +194,16 @@ class DiagonalGaussian:
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor):
         self.mean = mean
-        self.log_std = log_std.expand_as(mean)
+        self.log_std = log_std if log_std.shape == mean.shape else log_std.expand_as(mean)
 
     def rsample(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Actions with a gradient, made of the standard normals `noise [..., D]`; None draws them."""
         if noise is None:
-            noise = torch.empty_like(self.mean).normal_(generator=generator)
-        return self.mean + self.log_std.exp() * noise
+            mean = self.mean
+            noise = draw("normal", mean.shape, mean.device, generator).to(mean.dtype)
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         return self.rsample(generator).detach()

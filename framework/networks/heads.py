@@ -84,7 +84,7 @@ class SquashedGaussianHead(Module):
     Unlike a clamp, it passes gradients everywhere.
     """
 
-    _LEAST, _MOST = -5.0, 2.0
+    _MIDDLE, _HALF = -1.5, 3.5
 
     def __init__(self, input_size: int, size: int):
         super().__init__()
@@ -92,8 +92,7 @@ class SquashedGaussianHead(Module):
 
     def forward(self, features: torch.Tensor) -> distributions.SquashedGaussian:
         mean, log_std = in_float32(self.both, features).chunk(2, -1)
-        log_std = self._LEAST + 0.5 * (self._MOST - self._LEAST) * (torch.tanh(log_std) + 1.0)
-        return distributions.SquashedGaussian(mean, log_std)
+        return distributions.SquashedGaussian(mean, torch.tanh(log_std) * self._HALF + self._MIDDLE)
 
 
 def make_policy_head(input_size: int, action_spec: Any, squash: bool = False) -> nn.Module:
@@ -395,7 +394,7 @@ def as_numpy(nest: Nest) -> Nest:
     if type(nest) is dict:  # dm-tree costs more than these conversions
         arrays = {}
         for name, entry in nest.items():
-            arrays[name] = as_numpy(entry)
+            arrays[name] = entry.numpy(force=True) if isinstance(entry, torch.Tensor) else as_numpy(entry)
         return arrays
     if isinstance(nest, np.ndarray):
         return nest

@@ -19,7 +19,7 @@ from torch import nn
 
 from framework import specs
 from framework.losses.entropy import mask_logits
-from framework.networks.distributions import Categorical
+from framework.networks.distributions import Categorical, draw
 from framework.specs import EnvironmentSpec
 from framework.types import Nest
 
@@ -64,8 +64,7 @@ def random_actions(
     """Uniform legal actions `[N]`, for values or logits `[N, A]`."""
     legal = legal_actions(observation)
     if legal is None:
-        num_actions, shape = values.shape[-1], values.shape[:-1]
-        return torch.randint(num_actions, shape, generator=generator, device=values.device)
+        return draw(values.shape[-1], values.shape[:-1], values.device, generator)
     return Categorical(torch.zeros_like(values), _allowed(legal)).sample(generator)
 
 
@@ -84,7 +83,7 @@ def epsilon_greedy(
       generator: generator of the random numbers.
     """
     greedy = mask_values(values, observation).argmax(-1)
-    explores = torch.rand(greedy.shape, generator=generator, device=values.device) < epsilon
+    explores = draw("uniform", greedy.shape, values.device, generator) < epsilon
     return torch.where(explores, random_actions(values, observation, generator), greedy)
 
 

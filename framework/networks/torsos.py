@@ -16,7 +16,7 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
-from framework.networks.modules import Linear, Module
+from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh
 from framework.networks.noisy import NoisyLinear
 from framework.types import Nest
 
@@ -24,8 +24,8 @@ State = tuple[torch.Tensor, ...]
 
 _RELU_GAIN = nn.init.calculate_gain("relu")
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
+    "relu": ReLU,
+    "tanh": Tanh,
     "elu": nn.ELU,
     "silu": nn.SiLU,
 }
@@ -38,7 +38,7 @@ def orthogonal_(module: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.zeros_(module.bias)
 
 
-def in_float32(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def in_float32(layer: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
     """The output of a network's last layer, float32 also with autocast.
 
     In bfloat16, values of actions that differ by less than 0.4 % are often equal.
@@ -85,7 +85,7 @@ class MLP(Module):
         for size in hidden_sizes:
             layers.append(linear(width, size))
             if layer_norm:
-                layers.append(nn.LayerNorm(size))
+                layers.append(LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
             width = size
         if output_size is not None:
@@ -100,8 +100,10 @@ class MLP(Module):
         self._output = None if output_size is None else len(layers) - 1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for index, layer in enumerate(self.layers._modules.values()):  # The calls of a Sequential take time.
-            inputs = in_float32(layer, inputs) if index == self._output else layer(inputs)
+        # The calls of a Sequential take time.
+        layers: Any = () if torch.is_grad_enabled() else self._calls
+        for index, call in enumerate(layers or self.layers._modules.values()):
+            inputs = in_float32(call, inputs) if index == self._output else call(inputs)
         return inputs
 
 
@@ -281,10 +283,9 @@ class ObservationEncoder(Module):
         self._inputs = inputs.inputs_of(observation_spec)
         self._single = not tree.is_nested(observation_spec)
         # Most observations are one vector, which needs no encoding.
-        is_plain = (
-            self._single and len(self._shapes[0]) == 1 and self._inputs[0] == (inputs.NUMBERS, False, 0)
-        )
-        self.is_vector = is_plain and not hidden_sizes
+        plain = (inputs.NUMBERS, False, 0)
+        self._is_vector = self._single and len(self._shapes[0]) == 1 and self._inputs[0] == plain
+        self._has_layers = bool(hidden_sizes)
         images = {}
         width = image_features = 0
         for index, (shape, taken) in enumerate(zip(self._shapes, self._inputs, strict=True)):
@@ -308,8 +309,9 @@ class ObservationEncoder(Module):
             )
 
     def forward(self, observation: Nest) -> torch.Tensor:
-        if self.is_vector:
-            return observation if observation.dtype == torch.float32 else observation.float()
+        if self._is_vector:
+            observation = observation if observation.dtype == torch.float32 else observation.float()
+            return self.body(observation) if self._has_layers else observation
         leaves = [observation] if self._single else tree.flatten(observation)
         if len(leaves) != len(self._inputs):
             raise ValueError(

@@ -11,8 +11,15 @@ from framework import networks
 DRAWS = 40_000
 
 
+CPU = torch.device("cpu")
+
+
 def seeded():
     return torch.Generator().manual_seed(5)
+
+
+def blocks():
+    return networks.BlockGenerator().manual_seed(5)
 
 
 def test_categorical_against_torch_and_its_own_samples():
@@ -46,6 +53,62 @@ def test_illegal_actions_are_never_drawn():
     assert set(drawn.tolist()) == {0, 2}
     assert policy.mode().unique().tolist() in ([0], [2])
     assert policy.log_prob(torch.tensor([0] * 5000))[0].item() == pytest.approx(np.log(0.5), abs=1e-6)
+
+
+def test_numbers_of_blocks_choose_with_the_exact_probabilities():
+    logits, generator = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]]), blocks()
+    rows = networks.Categorical(logits.repeat(200, 1))
+    drawn = torch.cat([rows.sample(generator).view(200, 2) for _ in range(DRAWS // 200)])
+    share = torch.nn.functional.one_hot(drawn, 3).float().mean(0)
+    torch.testing.assert_close(share, logits.softmax(-1), atol=0.01, rtol=0)
+    # A second formulation: the inverse of the distribution function, at uniform numbers.
+    uniform = torch.cat([networks.draw("uniform", (200, 2), CPU, generator) for _ in range(DRAWS // 200)])
+    inverse = torch.searchsorted(logits.softmax(-1).cumsum(-1), uniform.T.contiguous()).clamp(max=2)
+    torch.testing.assert_close(
+        torch.nn.functional.one_hot(inverse.T, 3).float().mean(0), share, atol=0.01, rtol=0
+    )
+    # Steps and rows are independent of each other.
+    first, second = networks.Categorical(logits).sample(generator), drawn.float()
+    assert first.shape == (2,) and abs(torch.corrcoef(second.T)[0, 1]) < 0.02
+    assert abs(torch.corrcoef(torch.stack([second[1:, 0], second[:-1, 0]]))[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize(
+    "kind, mean, std", [("normal", 0, 1), ("uniform", 0.5, 12**-0.5), (4, 1.5, 1.25**0.5)]
+)
+def test_numbers_of_blocks_have_their_moments(kind, mean, std):
+    generator = blocks()
+    drawn = torch.stack([networks.draw(kind, (7,), CPU, generator) for _ in range(DRAWS // 8)])
+    assert drawn.dtype == (torch.int64 if kind == 4 else torch.float32)
+    torch.testing.assert_close(
+        drawn.double().mean(0), torch.full((7,), float(mean)).double(), atol=0.06, rtol=0
+    )
+    torch.testing.assert_close(drawn.double().std(0), torch.full((7,), std).double(), atol=0.06, rtol=0)
+    assert len(drawn.unique(dim=0)) > 4000  # No step gets the numbers of another.
+
+
+def test_blocks_go_on_from_the_number_where_they_were_saved():
+    def some(generator, count):
+        kinds = [("gumbel", (3, 2)), ("uniform", (3,)), (5, (3,)), ("gumbel", (1, 2)), ("normal", (9, 9999))]
+        drawn = [networks.draw(k, shape, CPU, generator).sum() for _ in range(count) for k, shape in kinds]
+        return torch.stack([*drawn, torch.rand((), generator=generator)])
+
+    first, second, straight = blocks(), blocks().manual_seed(9), blocks()
+    expected = torch.stack([some(straight, 5), some(straight, 5)])
+    drawn = [some(first, 5)]
+    second.restore(first.save())
+    drawn += [some(first, 5), some(second, 5)]  # Saving changes nothing.
+    assert torch.equal(torch.stack(drawn), expected[[0, 1, 1]])
+    assert torch.equal(some(first.manual_seed(5), 5), expected[0])  # No number of before is left.
+
+
+def test_numbers_of_a_block_that_began_without_gradients_take_part_in_gradients():
+    mean, generator = torch.zeros(3, requires_grad=True), blocks()
+    log_std = torch.zeros(3, requires_grad=True)
+    with torch.inference_mode():
+        networks.DiagonalGaussian(mean, log_std).sample(generator)
+    networks.DiagonalGaussian(mean, log_std).rsample(generator).sum().backward()
+    assert log_std.grad.abs().min() > 0
 
 
 def test_multi_categorical_is_independent_choices():
