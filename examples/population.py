@@ -25,6 +25,7 @@ def main(
     directory: str | None = None,
     env_steps: int = 40_000,
     members: int = 8,
+    rounds: int = 10,
 ) -> list[dict[str, Any]]:
     agent = PPO(
         PPOConfig(
@@ -40,7 +41,7 @@ def main(
     config = RunConfig(
         envs_per_actor=8,
         max_env_steps=env_steps,
-        evaluate_period=env_steps // 10,
+        evaluate_period=env_steps // rounds,
         num_evaluation_episodes=20,
         directory=directory,
         seed=seed,
