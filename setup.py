@@ -92,6 +92,7 @@ setup(
         "export": EXPORT,
         "serve": SERVE,
         "pettingzoo": PETTINGZOO,
+        "open-spiel": ["open-spiel>=1.5"],
         "envpool": ENVPOOL,
         "box2d": ["gymnasium[box2d]>=1.1"],
         "ray": ["ray>=2.40"],

@@ -208,38 +208,40 @@ class TurnBasedAdapter(PettingZooAdapter):
         seed, self._seed = self._seed, None
         self._environment.reset(seed=seed)
         self.agents = dict.fromkeys(self._absent, FIRST)
-        return self._seen(self._looks(), set(self._environment.agents))
+        looks = self._looks()
+        return self._seen(looks, set(looks))
 
     def step(self, action: Nest) -> tuple[Nest, Any, Any, int]:
-        game = self._environment
-        playing = list(game.agents)
-        game.step(action[game.agent_selection])
-        rewards, looks = dict(game.rewards), self._looks()
-        failed = {name: as_flag(f"terminated of {name!r}", game.terminations[name]) for name in playing}
+        game, playing = self._environment, self._playing  # Each look at its fields passes all its wrappers.
+        game.step(action[self._mover])
+        rewards, terminated, truncated = dict(game.rewards), game.terminations, game.truncations
+        failed = {name: as_flag(f"terminated of {name!r}", terminated[name]) for name in playing}
         ended = {
-            name: failed[name] or as_flag(f"truncated of {name!r}", game.truncations[name])
-            for name in playing
+            name for name in playing if failed[name] or as_flag(f"truncated of {name!r}", truncated[name])
         }
-        while game.agents and ended[game.agent_selection]:
-            game.step(None)  # The game removes the agent.
-        self.agents = {
-            **dict.fromkeys(self._absent, FIRST),
-            **{name: LAST if ended[name] else MID for name in playing},
-        }
+        looks = self._looks()
+        if ended:
+            while game.agents and game.agent_selection in ended:
+                game.step(None)  # The game removes the agent.
+            looks |= self._looks()
+        types = {name: LAST if name in ended else MID for name in playing}
+        self.agents = {**dict.fromkeys(self._absent, FIRST), **types}
         return (
-            self._seen({**looks, **self._looks()}, set(playing)),
+            self._seen(looks, set(playing)),
             {**dict.fromkeys(self._absent, 0.0), **{name: rewards[name] for name in playing}},
             {**dict.fromkeys(self._absent, 1.0), **{name: 1.0 - failed[name] for name in playing}},
-            MID if game.agents else LAST,
+            MID if self._playing else LAST,
         )
 
     def _looks(self) -> dict[str, Nest]:
-        """The observation of each agent in the game."""
-        looks = {name: self._environment.observe(name) for name in self._environment.agents}
+        """The observation of each agent in the game. Keeps who is in it, and whose turn it is."""
+        game = self._environment
+        self._playing, self._mover = list(game.agents), game.agent_selection
+        looks = {name: game.observe(name) for name in self._playing}
         for name, look in looks.items():
             mask = look.get(specs.ACTION_MASK) if isinstance(look, Mapping) else None
-            if mask is not None and name != self._environment.agent_selection:
-                looks[name] = {**look, specs.ACTION_MASK: np.eye(1, len(mask), dtype=mask.dtype)[0]}
+            if mask is not None and name != self._mover:
+                looks[name] = {**look, specs.ACTION_MASK: (np.arange(len(mask)) == 0).astype(mask.dtype)}
         return looks
 
 
