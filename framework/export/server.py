@@ -247,7 +247,9 @@ def _read(spec: Nest, value: Any, name: str) -> Nest:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name}: got {value!r:.80}, expected lists of numbers, [B, *{tuple(spec.shape)}].")
-    if array.dtype.kind in "iu" and spec.dtype.kind in "iu" and array.size:  # JSON has one kind of integers.
+    if not array.size:  # Of no rows, which has no dtype either.
+        return array.astype(spec.dtype)
+    if array.dtype.kind in "iu" and spec.dtype.kind in "iu":  # JSON has one kind of integers.
         low, high = np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max
         if array.min() < low or array.max() > high:
             raise ValueError(f"{name}: got {array.min()} to {array.max()}, expected {low} to {high}.")
