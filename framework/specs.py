@@ -19,7 +19,6 @@ import numpy as np
 import tree
 from dm_env.specs import Array, BoundedArray, DiscreteArray
 
-from framework.config_checks import RaisedAs
 from framework.types import Nest
 
 Path = tuple[Any, ...]
@@ -264,10 +263,10 @@ def batch(name: str, spec: Nest, values: Nest, count: int | None = None) -> Nest
     Raises:
       ValueError: The nest, a shape, a dtype, or a value does not fit the spec.
     """
-    with RaisedAs(
-        ValueError, (TypeError, ValueError), f"{name}: got a nest that does not fit the spec {spec}: "
-    ):
+    try:
         first = np.shape(tree.flatten_up_to(spec, values)[0])
+    except (TypeError, ValueError) as error:  # Only now: the text of a spec takes longer than a policy acts.
+        raise ValueError(f"{name}: got a nest that does not fit the spec {spec}: {error}") from error
     count = (first[0] if first else 1) if count is None else count
 
     def check(path: Path, leaf: Array, value: Any) -> Any:

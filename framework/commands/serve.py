@@ -52,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     place = f"--host {options.host} --port {options.port}: "
     with RaisedAs(CommandError, (OSError, OverflowError), place):
         listener = socket.create_server((options.host, options.port), family=family, backlog=2048)
+    # Answers have two parts, and the second would wait for the client's acknowledgement of the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     interrupts.clean_up_first()
     config = uvicorn.Config(service.app, log_level="warning", timeout_graceful_shutdown=10)
     print(f"Serving {options.run} on http://{options.host}:{listener.getsockname()[1]}", flush=True)

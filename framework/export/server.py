@@ -29,7 +29,7 @@ from framework.types import Nest
 from launch.errors import message_of
 
 MAX_ROWS = 1024  # In one request.
-_PATIENCE_S = 30.0  # For an answer of the policy.
+_PATIENCE_S = 30.0  # For a request, its body, and its answer.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # Buckets of the time of a request.
 
 
@@ -87,13 +87,13 @@ class PolicyService:
         """Answers `{"observations", "state", "seed"}` with `{"actions", "state"}`."""
         begin = time.perf_counter()
         try:
-            code, answer = 200, await asyncio.wait_for(self._answer(await self._body(request)), _PATIENCE_S)
+            code, answer = 200, await asyncio.wait_for(self._answer(request), _PATIENCE_S)
         except _TooLarge as error:
             code, answer = 413, {"error": str(error)}
         except ValueError as error:
             code, answer = 422, {"error": str(error)}
         except asyncio.TimeoutError:
-            code, answer = 503, {"error": f"the policy did not answer within {_PATIENCE_S:.0f} seconds"}
+            code, answer = 503, {"error": f"the request took more than {_PATIENCE_S:.0f} seconds"}
         except ClientDisconnect:
             return Response(status_code=400)
         self._requests[code] += 1
@@ -150,7 +150,8 @@ class PolicyService:
             parts.append(part)
         return b"".join(parts)
 
-    async def _answer(self, body: bytes) -> dict[str, Any]:
+    async def _answer(self, request: Request) -> dict[str, Any]:
+        body = await self._body(request)
         policy, greedy, sampling = self._loaded
         try:
             data = json.loads(body)
@@ -239,14 +240,16 @@ def _read(spec: Nest, value: Any, name: str) -> Nest:
     if isinstance(spec, tuple):
         if not isinstance(value, list) or len(value) != len(spec):
             raise ValueError(f"{name}: got {value!r:.80}, expected a list of {len(spec)} parts.")
-        return tuple(_read(child, part, f"{name}/{i}") for i, (child, part) in enumerate(zip(spec, value)))  # noqa: B905
+        return tuple(_read(child, value[index], f"{name}/{index}") for index, child in enumerate(spec))
     try:
         array = np.asarray(value)
     except ValueError:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name}: got {value!r:.80}, expected lists of numbers, [B, *{tuple(spec.shape)}].")
-    if array.dtype.kind in "iu" and spec.dtype.kind in "iu" and array.size:  # JSON has one kind of integers.
+    if not array.size:  # Of no rows, which has no dtype either.
+        return array.astype(spec.dtype)
+    if array.dtype.kind in "iu" and spec.dtype.kind in "iu":  # JSON has one kind of integers.
         low, high = np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max
         if array.min() < low or array.max() > high:
             raise ValueError(f"{name}: got {array.min()} to {array.max()}, expected {low} to {high}.")

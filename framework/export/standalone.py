@@ -1,4 +1,4 @@
-"""Acts with an exported policy. This file needs numpy and onnxruntime (or torch), and nothing of Repertory.
+"""Acts with an exported policy. This file needs Python 3.10, numpy and onnxruntime (or torch), nothing else.
 
 ```python
 from policy import load
@@ -112,7 +112,8 @@ class ExportedPolicy:
             shapes = [(rows, *each.shape[1:]) for each in self._states]
             if [each.shape for each in given] != shapes:
                 raise ValueError(f"state: got shapes {[x.shape for x in given]}, expected {shapes}.")
-            arrays += [each.astype(of.dtype, copy=False) for each, of in zip(given, self._states)]  # noqa: B905
+            pairs = zip(given, self._states, strict=True)
+            arrays += [each.astype(of.dtype, copy=False) for each, of in pairs]
         elif state:
             raise ValueError(f"state: got {state!r:.80}, expected None: this policy has no memory.")
         if self._noise:
@@ -166,7 +167,7 @@ def _onnx(path: str, threads: int) -> tuple[str, Run]:
     if len(names) == 1:
         (name,) = names
         return text, lambda arrays: run(None, {name: arrays[0]})
-    return text, lambda arrays: run(None, dict(zip(names, arrays)))  # noqa: B905
+    return text, lambda arrays: run(None, dict(zip(names, arrays, strict=True)))
 
 
 def _torch(path: str) -> tuple[str, Run]:

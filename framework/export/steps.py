@@ -56,6 +56,7 @@ class PolicyStep(nn.Module):
                     f"policy: got {type(part).__name__} of {type(policy.agent).__name__}, which does not act "
                     "with torch, expected a TorchPolicy. Act with load_policy in Python instead."
                 )
+            # The version of an action would fix the size of the batch, and nothing asks for it here.
             part.versions = lambda drawn: ()  # type: ignore[assignment,method-assign,return-value]
         self.networks.requires_grad_(False)
         self._policy.loaded(core.Progress(version=1, env_steps=policy.step))
@@ -91,7 +92,6 @@ class PolicyStep(nn.Module):
         with _Noise(self._greedy, uniform=uniform, draws=self._draws):
             action, after = _act(self._policy, observation, state)
         changed = tree.flatten(after)
-        # An exported program may not return an input, such as an observation that an action repeats.
         return (*tree.flatten(action), *[changed[index] for index in self._changing])
 
     def example(self, rows: int, seed: int = 0) -> list[torch.Tensor]:
