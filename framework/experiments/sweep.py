@@ -280,7 +280,10 @@ def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, tuple[Any, ..
         if isinstance(of, str) and "," in of:
             with config_checks.RaisedAs(ValueError, yaml.YAMLError, f"set: {name}: got {of!r}: "):
                 of = config_file.parse(f"[{of}]")
-        made[name] = tuple(of) if isinstance(of, list | tuple) else (of,)
+        values = of if isinstance(of, list | tuple) else [of]
+        made[name] = tuple(
+            None if each == "None" else each for each in values
+        )  # The flags of `train` say so.
     return made
 
 
