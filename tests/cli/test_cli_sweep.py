@@ -241,6 +241,11 @@ def test_flags_override_the_file_and_its_name_names_the_folder(write, tmp_path):
         "e",
     ]
     assert sweep.read(["sac"])[0].environments == ("gymnasium:Pendulum-v1",)
+    plain = tmp_path / "sweep.yaml"  # The name of the file in a sweep's own folder.
+    plain.write_text("agents: dqn\n")
+    assert sweep.read([str(plain)])[0].place == "sweeps/sweep"
+    (tmp_path / "variants").mkdir()
+    assert sweep.read([str(plain)])[0].place == sweep.read([str(tmp_path)])[0].place == str(tmp_path)
     with pytest.raises(UsageError, match="got no agents"):
         sweep.read(["--slots", "2"])
 
