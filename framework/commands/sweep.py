@@ -21,8 +21,8 @@ import tyro
 from framework import config_checks, interrupts
 from framework.commands import building, evaluate, sweep_report, train
 from framework.commands.options import Allow, CommandError, UsageError, parse, parse_groups
-from framework.experiments.executors import PARENT, Process, SlurmJob
-from framework.experiments.queue import Queue, Trial
+from framework.experiments.executors import PARENT, LocalRun, SlurmRun
+from framework.experiments.queue import RunQueue, Trial
 from framework.experiments.search import Search
 from framework.experiments.slots import Slot, make_slots
 from framework.experiments.sweep import Sweep, SweepFolder
@@ -98,16 +98,16 @@ def _sweep(folder: SweepFolder, again: bool, flags: Sequence[str]) -> int:
     variants = [] if search else [variant for group in sweep.groups() for variant in group]
     folder.add(variants)
 
-    def execute(name: str, slot: Slot) -> Process | SlurmJob:
+    def execute(name: str, slot: Slot) -> LocalRun | SlurmRun:
         arguments = ["sweep", "run", str(folder.path), name, *flags]
         if sweep.executor == "slurm":
-            return SlurmJob(folder, name, arguments)
-        return Process(folder, name, arguments, slot)
+            return SlurmRun(folder, name, arguments)
+        return LocalRun(folder, name, arguments, slot)
 
     slots = [Slot((), ())] * sweep.slots if sweep.executor == "slurm" else make_slots(sweep.slots)
     display = sweep_report.Display(folder, [variant.name for variant in variants])
     trials = search.trials() if search else (Trial([variant]) for variant in variants)
-    queue: Any = Queue(folder, trials, slots, execute, again, display.tell)
+    queue: Any = RunQueue(folder, trials, slots, execute, again, display.tell)
     with stopped_by_signals(queue) as received, display, queue:
         while not queue.wait(_LOOK_S):
             display.update(queue.running())
