@@ -77,6 +77,14 @@ def test_replay_imports_nothing_else_of_the_framework():
     assert wrong_imports("framework/replay", others) == []
 
 
+def test_experiments_stand_above_all_but_the_commands():
+    above = ("framework/experiments/", "framework/commands/")
+    found = wrong_imports("framework", lambda name: name.startswith("framework.experiments"))
+    assert found and [each for each in found if not each.startswith(above)] == []
+    commands = lambda name: name.startswith("framework.commands.")  # noqa: E731
+    assert wrong_imports("framework/experiments", commands) == []
+
+
 CORE = ("tables", "rows", "local", "remote", "server")
 # What stands on top: Reverb's names and writers, a real dm-reverb, and what puts the parts together.
 GUESTS = ("reverb_api", "dm_reverb", "client", "serving", "sharded", "node")

@@ -21,8 +21,8 @@ import tyro
 from framework import config_checks, interrupts
 from framework.commands import building, evaluate, sweep_report, train
 from framework.commands.options import Allow, CommandError, UsageError, parse, parse_groups
-from framework.experiments.executors import PARENT, Process, SlurmJob
-from framework.experiments.queue import Queue, Trial
+from framework.experiments.executors import PARENT, LocalRun, SlurmRun
+from framework.experiments.queue import RunQueue, Trial
 from framework.experiments.search import Search
 from framework.experiments.slots import Slot, make_slots
 from framework.experiments.sweep import Sweep, SweepFolder
@@ -33,6 +33,7 @@ from launch import platforms
 from launch.running import stopped_by_signals
 
 _LOOK_S = 1.0  # Seconds between two updates of the table.
+_STOP_S = 900.0  # Seconds for the last checkpoints of all runs.
 Folder = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SWEEP")]]
 
 
@@ -92,41 +93,38 @@ def main(arguments: Sequence[str]) -> int:
 
 def _sweep(folder: SweepFolder, again: bool, flags: Sequence[str]) -> int:
     """Runs what is left of a sweep, and reports its results; returns the exit code."""
-    sweep, quoted = folder.sweep, shlex.quote(str(folder.path))
+    sweep, command = folder.sweep, shlex.join(["repertory", "sweep", str(folder.path), *flags])
     search = Search(folder) if sweep.optuna is not None else None
     variants = [] if search else [variant for group in sweep.groups() for variant in group]
     folder.add(variants)
 
-    def execute(name: str, slot: Slot) -> Process | SlurmJob:
-        command = ["sweep", "run", str(folder.path), name, *flags]
-        return (
-            Process(folder, name, command, slot)
-            if sweep.executor == "local"
-            else SlurmJob(folder, name, command)
-        )
+    def execute(name: str, slot: Slot) -> LocalRun | SlurmRun:
+        arguments = ["sweep", "run", str(folder.path), name, *flags]
+        if sweep.executor == "slurm":
+            return SlurmRun(folder, name, arguments)
+        return LocalRun(folder, name, arguments, slot)
 
-    slots = make_slots(sweep.slots) if sweep.executor == "local" else [Slot((), ())] * sweep.slots
+    slots = [Slot((), ())] * sweep.slots if sweep.executor == "slurm" else make_slots(sweep.slots)
     display = sweep_report.Display(folder, [variant.name for variant in variants])
     trials = search.trials() if search else (Trial([variant]) for variant in variants)
-    queue: Any = Queue(folder, trials, slots, execute, again, display.tell)
+    queue: Any = RunQueue(folder, trials, slots, execute, again, display.tell)
     with stopped_by_signals(queue) as received, display, queue:
         while not queue.wait(_LOOK_S):
             display.update(queue.running())
     if received:
-        print(f"Stopped by {signal.Signals(received[0]).name}. Go on with: repertory sweep {quoted}")
+        print(f"Stopped by {signal.Signals(received[0]).name}. Go on with: {command}")
         return 128 + received[0]
     variants = search.variants() if search else variants
     sweep_report.report(folder, variants)
     for line in search.best() if search else ():
         print(line)
     states = {variant.name: folder.state(variant.name) for variant in variants}
-    unfinished = [name for name, state in states.items() if state not in ("finished", "pruned")]
+    # Other seeds of a trial that was pruned, or has failed, do not run.
+    unfinished = [name for name, state in states.items() if state in ("failed", "stopped")]
     for name in unfinished:
         print(f"{name} {states[name]}. {folder.states[name].get('error', '')} Its log: {folder.log(name)}")
     if unfinished:
-        print(
-            f"Repeat them: {shlex.join(['repertory', 'sweep', str(folder.path), '--retry-failed', *flags])}"
-        )
+        print(f"Repeat them: {command} --retry-failed")
     return 1 if unfinished else 0
 
 
@@ -136,9 +134,7 @@ def read(arguments: Sequence[str]) -> tuple[Sweep, bool, list[str]]:
     what, flags = arguments[:count], arguments[count:]
     file = Path(what[0], "sweep.yaml") if what and Path(what[0], "sweep.yaml").exists() else Path(*what[:1])
     if not what and not {"-h", "--help"} & {*flags}:
-        raise UsageError(
-            "sweep: got no agents, expected repertory sweep AGENT [AGENT ...], FILE.yaml or SWEEP."
-        )
+        raise UsageError("sweep: got no agents, expected repertory sweep AGENT [AGENT ...], FILE or SWEEP.")
     given: dict[str, Any] = {"agents": tuple(what)}
     if is_file := len(what) == 1 and file.suffix in (".yaml", ".yml"):
         try:
@@ -146,7 +142,8 @@ def read(arguments: Sequence[str]) -> tuple[Sweep, bool, list[str]]:
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}.") from error
         config_checks.names(str(file), given, [field.name for field in dataclasses.fields(Sweep)])
-        place = file.parent if file.name == "sweep.yaml" else Path("sweeps", file.stem)
+        is_own = file.name == "sweep.yaml" and (file.parent / "variants").is_dir()
+        place = file.parent if is_own else Path("sweeps", file.stem)
         given["directory"] = given.get("directory") or str(place)
     flags = [re.sub(r"^--environment(?=$|=)", "--environments", flag) for flag in flags]
     hint = " Settings of the runs go into --set NAME=VALUE."
@@ -193,7 +190,8 @@ def stop(arguments: Sequence[str]) -> int:
     if folder.lock.pid() is None:
         raise CommandError(f"{folder.path} is not running.")
     folder.lock.ask_to_stop()
-    folder.lock.wait_until_free(None)
+    if not folder.lock.wait_until_free(_STOP_S):
+        raise CommandError(f"{folder.path}: its runs have not ended after {_STOP_S:g} seconds. Stop again.")
     print(f"{folder.path} has stopped. Go on with: repertory sweep {shlex.quote(str(folder.path))}")
     return 0
 

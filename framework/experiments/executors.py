@@ -37,7 +37,7 @@ def run(arguments: Sequence[str], log: str, variables: dict[str, str]) -> subpro
         )
 
 
-class Process:
+class LocalRun:
     """A run as a process of this machine.
 
     Args:
@@ -67,10 +67,10 @@ class Process:
             return None
 
 
-class SlurmJob:
+class SlurmRun:
     """A run as a job of Slurm, or of the `cluster` in the sweep's `slurm`, which submitit knows.
 
-    It does not end with the sweep's process. The arguments are those of `Process`.
+    It does not end with the sweep's process. The arguments are those of `LocalRun`.
     """
 
     def __init__(self, folder: SweepFolder, name: str, arguments: Sequence[str]):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from framework.experiments.executors import STOPPED, Process, SlurmJob
+from framework.experiments.executors import STOPPED, LocalRun, SlurmRun
 from framework.experiments.slots import Slot
 from framework.experiments.sweep import SweepFolder, Variant
 from launch.texts import how_it_ended, printable, why_killed
 
-Execution = Process | SlurmJob
+Execution = LocalRun | SlurmRun
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Running:
     newest: dict[str, Any] = field(default_factory=dict)
 
 
-class Queue:
+class RunQueue:
     """Runs variants in slots, within its `with` block, until all have ended or `stop` is called.
 
     Args:
@@ -74,7 +74,7 @@ class Queue:
         self._running: dict[str, Running] = {}
         self._threads = [threading.Thread(target=self._work, args=(slot,)) for slot in slots]
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> RunQueue:
         for thread in self._threads:
             thread.start()
         return self

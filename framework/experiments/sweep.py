@@ -76,7 +76,7 @@ class Sweep(config_checks.NamedFields):
     executor: Literal["local", "slurm"] = "local"  # Where the runs are: here, or each in a job of Slurm.
     # Parameters of the jobs, as submitit names them: timeout_min=600 slurm_partition=gpu gpus_per_node=1.
     slurm: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    directory: str | None = None  # Its folder. By default one in sweeps/, the same for the same runs.
+    directory: str | None = None  # The folder: by default one in sweeps/, the same for the same runs.
     # Trials of Optuna for each agent in each environment. They choose from `search`, and from values in
     # `set`. Optuna's median pruner ends runs that are not promising.
     optuna: int | None = None
@@ -280,7 +280,10 @@ def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, tuple[Any, ..
         if isinstance(of, str) and "," in of:
             with config_checks.RaisedAs(ValueError, yaml.YAMLError, f"set: {name}: got {of!r}: "):
                 of = config_file.parse(f"[{of}]")
-        made[name] = tuple(of) if isinstance(of, list | tuple) else (of,)
+        values = of if isinstance(of, list | tuple) else [of]
+        made[name] = tuple(
+            None if each == "None" else each for each in values
+        )  # The flags of `train` say so.
     return made
 
 

@@ -56,6 +56,7 @@ class PolicyStep(nn.Module):
                     f"policy: got {type(part).__name__} of {type(policy.agent).__name__}, which does not act "
                     "with torch, expected a TorchPolicy. Act with load_policy in Python instead."
                 )
+            part.random = torch.Generator()  # Drawn at each step, not ahead: `_Noise` sees it.
             # The version of an action would fix the size of the batch, and nothing asks for it here.
             part.versions = lambda drawn: ()  # type: ignore[assignment,method-assign,return-value]
         self.networks.requires_grad_(False)
@@ -136,7 +137,7 @@ class _Noise(TorchFunctionMode):
 
     _SHAPED = ("rand", "randn", "randint", "rand_like", "randn_like")
     _IN_PLACE = ("exponential_", "normal_", "uniform_")
-    _GREEDY = {"exponential_": 1.0, "rand": 1.0, "rand_like": 1.0}
+    _GREEDY = {"exponential_": 1.0, "rand": 1.0, "rand_like": 1.0, "uniform_": 1.0}
 
     def __init__(
         self,

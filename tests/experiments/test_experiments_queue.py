@@ -8,7 +8,7 @@ import threading
 import pytest
 from background import until
 
-from framework.experiments.queue import Queue, Tail, Trial, newest
+from framework.experiments.queue import RunQueue, Tail, Trial, newest
 from framework.experiments.slots import Slot
 from framework.experiments.sweep import Sweep, SweepFolder, Variant
 
@@ -52,7 +52,7 @@ def sweep(tmp_path):
         execute = lambda name, slot: Child(folder, name, codes[name])  # noqa: E731
         tell = lambda *state: told.append(state)  # noqa: E731
         trials = (trial([variant]) for variant in variants)
-        return Queue(folder, trials, [Slot((), ())] * slots, execute, tell=tell, **options)
+        return RunQueue(folder, trials, [Slot((), ())] * slots, execute, tell=tell, **options)
 
     make.folder, make.told = folder, told
     return make

@@ -34,9 +34,15 @@ def test_every_combination_with_every_seed():
 
 
 def test_values_as_a_file_and_a_command_line_give_them():
-    given = {"a-b": "1e-3,3e-4", "sizes": [[64], [64, 64]], "c": None, "options": {"skip": [2, 4], "x": "on"}}
+    given = {
+        "a-b": "1e-3,3e-4",
+        "sizes": [[64], [64, 64]],
+        "c": "None",
+        "d": "1,None",
+        "options": {"skip": [2, 4], "x": "on"},
+    }
     made = sweep(set=given)
-    values = {"a_b": (1e-3, 3e-4), "sizes": ([64], [64, 64]), "c": (None,)}
+    values = {"a_b": (1e-3, 3e-4), "sizes": ([64], [64, 64]), "c": (None,), "d": (1, None)}
     assert made.set == {**values, "options.skip": (2, 4), "options.x": ("on",)}
     assert Sweep(**vars(made)).set == made.set  # As parsers of flags make it again.
     variant = next(iter(made.groups()))[0]
