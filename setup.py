@@ -19,6 +19,8 @@ PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 ENVPOOL = [f"envpool>=1; {marker('envpool')}"]
 EXAMPLES = ["optuna>=4"]
 WANDB = ["wandb>=0.18"]
+# What runs the notebooks in examples/notebooks; a user of Jupyter has these.
+NOTEBOOKS = ["ipykernel>=6", "nbclient>=0.10", "nbformat>=5.9"]
 SLURM = ["submitit>=1.5"]
 TEST = [
     *ATARI,
@@ -81,6 +83,7 @@ setup(
         "minigrid": MINIGRID,
         "wandb": WANDB,
         "slurm": SLURM,
+        "notebooks": NOTEBOOKS,
         "pettingzoo": PETTINGZOO,
         "envpool": ENVPOOL,
         "box2d": ["gymnasium[box2d]>=1.1"],
