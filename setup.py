@@ -18,6 +18,9 @@ PETTINGZOO = ["pettingzoo>=1.25", "mpe2>=1"]
 # EnvPool is not among TEST: it takes 0.7 GB.
 ENVPOOL = [f"envpool>=1; {marker('envpool')}"]
 EXAMPLES = ["optuna>=4"]
+# Policies as ONNX files, and over HTTP.
+EXPORT = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
+SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6"]
 WANDB = ["wandb>=0.18"]
 # What runs the notebooks in examples/notebooks; a user of Jupyter has these.
 NOTEBOOKS = ["ipykernel>=6", "nbclient>=0.10", "nbformat>=5.9"]
@@ -30,6 +33,8 @@ TEST = [
     *EXAMPLES,
     *PETTINGZOO,
     *SLURM,
+    *EXPORT,
+    *SERVE,
     "pytest>=8",
     "pytest-cov",
     "pytest-rerunfailures",
@@ -84,6 +89,8 @@ setup(
         "wandb": WANDB,
         "slurm": SLURM,
         "notebooks": NOTEBOOKS,
+        "export": EXPORT,
+        "serve": SERVE,
         "pettingzoo": PETTINGZOO,
         "envpool": ENVPOOL,
         "box2d": ["gymnasium[box2d]>=1.1"],

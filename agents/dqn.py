@@ -151,7 +151,7 @@ class DQNPolicy(TorchPolicy):
         if self._noisy:
             # Each env has noise of its own, new at each step.
             generator = None if self._evaluation else self.random
-            redraw_noise(self.networks, generator, len(tree.flatten(observation)[0]))
+            redraw_noise(self.networks, generator, tree.flatten(observation)[0].shape[0])
         epsilon: Any = self._epsilon(self.progress.env_steps)
         if len(state):
             epsilon = torch.as_tensor(epsilon**state, device=self.device)

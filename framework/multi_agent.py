@@ -47,7 +47,7 @@ class AgentGroup(NamedTuple):
     def rows(self, nest: Mapping[str, Nest]) -> Nest:
         """Entries of agents, each `[B, ...]`, as rows `[B * A, ...]`."""
         parts = [nest[agent] for agent in self.agents]
-        return tree.map_structure(lambda *leaves: _merge(np.stack(leaves, 1)), *parts)
+        return tree.map_structure(lambda *leaves: _merge(_stack(leaves)), *parts)
 
     def split(self, rows: Nest) -> dict[str, Nest]:
         """The inverse of `rows`."""
@@ -78,6 +78,10 @@ class AgentGroup(NamedTuple):
             self.rows(timestep.discount),
             self.rows(timestep.observation),
         )
+
+
+def _stack(leaves: Any) -> Any:
+    return torch.stack(leaves, 1) if isinstance(leaves[0], torch.Tensor) else np.stack(leaves, 1)
 
 
 def _merge(leaf: Any) -> Any:
@@ -157,10 +161,15 @@ class MultiAgentPolicy(core.Policy):
     Args:
       networks: the networks of all policies.
       policies: by name.
+
+    Attributes:
+      groups: the agents of each policy.
+      parts: the policies.
     """
 
     def __init__(self, networks: MultiAgentNetworks, policies: Mapping[str, core.Policy]):
         self._groups, self._policies, self._networks = networks.groups, dict(policies), networks
+        self.groups, self.parts = self._groups, self._policies
 
     def loaded(self, progress: core.Progress) -> None:
         super().loaded(progress)

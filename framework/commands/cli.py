@@ -29,6 +29,8 @@ COMMANDS = {
     ),
     "graph": ("graph", "show the program graph of an agent, as text and as svg"),
     "list": ("listing", "list agents, environments, engines and presets"),
+    "export": ("export", "write the policy of a run as a file for programs without Repertory"),
+    "serve": ("serve", "serve the policy of a run over HTTP: serve runs/cartpole"),
     "serve-environment": ("serve_environment", "serve environments to the actors of a run on another host"),
     "status": ("status", "show the state of a run"),
     "stop": ("stop", "stop a run cleanly, with a checkpoint"),

@@ -307,11 +307,11 @@ class Actions:
         if not self._single:
             low, high, free, *line = self._on_device(drawn.device) if is_tensor else self._numbers
             if self._squash and len(free) < len(low):
-                size = len(drawn), len(low)
+                size = drawn.shape[0], len(low)
                 free_ones, drawn = drawn, drawn.new_zeros(size) if is_tensor else np.zeros(size)
                 drawn[:, free] = free_ones
             drawn = (line[0] + line[1] * drawn).clip(low, high) if self.continuous else drawn + low
-            drawn = drawn.reshape(len(drawn), *self._shape)
+            drawn = drawn.reshape(drawn.shape[0], *self._shape)
         return drawn.to(self._torch_dtype) if is_tensor else drawn.astype(self._dtype, copy=False)
 
     def _on_device(self, device: torch.device) -> list[torch.Tensor]:

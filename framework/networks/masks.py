@@ -84,7 +84,7 @@ def epsilon_greedy(
       generator: generator of the random numbers.
     """
     greedy = mask_values(values, observation).argmax(-1)
-    explores = torch.rand(len(greedy), generator=generator, device=values.device) < epsilon
+    explores = torch.rand(greedy.shape, generator=generator, device=values.device) < epsilon
     return torch.where(explores, random_actions(values, observation, generator), greedy)
 
 

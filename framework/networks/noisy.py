@@ -50,7 +50,9 @@ class NoisyLinear(Linear):
         if self._noise is None:
             return super().forward(inputs)
         of_inputs, of_outputs = self._noise
-        if len(of_inputs) == 1:  # One noisy weight for all rows costs less than a second product of each row.
+        if (
+            of_inputs.shape[0] == 1
+        ):  # One noisy weight for all rows costs less than a second product of each row.
             weight = torch.addcmul(self.weight, self.weight_noise, of_outputs.T * of_inputs)
             return nn.functional.linear(
                 inputs, weight, torch.addcmul(self.bias, self.bias_noise, of_outputs[0])

@@ -17,6 +17,7 @@ from framework.config_checks import RaisedAs
 from framework.own_settings import OwnSettings, in_own_settings, seeded
 from framework.parameters import load_state, state_of
 from framework.programs.make import environment_spec, make_environment
+from framework.runs import recorded_specs
 from framework.runs.run_folder import RunError, RunFolder
 
 
@@ -34,6 +35,7 @@ class LoadedPolicy:
       agent: the agent, as configured in the run, but on the CPU.
       spec: the specs of its environment.
       networks: the networks with the parameters of the checkpoint, on the CPU.
+      folder: the run's folder.
       config: the run's settings.
       step: env steps of the run when the checkpoint was saved, or at its best evaluation.
       checkpoint: folder of the checkpoint.
@@ -47,10 +49,14 @@ class LoadedPolicy:
         self, folder: RunFolder, reader: CheckpointReader, best: bool = False, allow: Collection[str] = ()
     ):
         self.agent = folder.with_device("cpu").make_agent(allow)  # This machine need not have the run's GPU.
-        self._factory, self.config = folder.environment_factory(), folder.config
-        with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{folder.path}: "):
-            self.spec = environment_spec(self.agent, self._factory, folder.config)
-        RunFolder.describe(self.agent, self._factory, folder.config, self.spec).check_same()
+        self.folder, self.config = folder, folder.config
+        spec = recorded_specs.restored(folder.environment_spec)
+        if spec is None:  # The folder does not say enough, so the environment has to.
+            factory = folder.environment_factory()
+            with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{folder.path}: "):
+                spec = environment_spec(self.agent, factory, folder.config)
+            RunFolder.describe(self.agent, factory, folder.config, spec).check_same()
+        self.spec = spec
         self.step, self.checkpoint, self.is_best = reader.step, reader.path, best
         with seeded(0):
             self.networks = self.agent.make_networks(self.spec)
@@ -129,10 +135,21 @@ class LoadedPolicy:
         """The run's environment, as evaluations make it.
 
         Its episode i begins with the seed `EVALUATION_SEED + seed + i`; see `SeededEpisodes`.
+
+        Raises:
+          RunError: It cannot be made here, or its specs are not those that the run was trained with.
         """
-        return make_environment(
-            self.agent, self._factory, self.config, num_envs, seed, render_mode, evaluation=True
-        )
+        factory = self.folder.environment_factory()
+        with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{self.folder.path}: "):
+            environment = make_environment(
+                self.agent, factory, self.config, num_envs, seed, render_mode, evaluation=True
+            )
+        try:
+            self.folder.check_spec(specs.make_environment_spec(environment))
+        except RunError:
+            environment.close()
+            raise
+        return environment
 
     def _load(self, reader: CheckpointReader, best: bool) -> None:
         if best and "best" not in reader.names:

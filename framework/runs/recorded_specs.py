@@ -13,11 +13,33 @@ from framework import specs
 from framework.types import Nest
 
 _MOST_VALUES = 100  # Bounds of more values are recorded as a hash.
+_ALL: tuple[Any, ...] = (specs.Array, specs.BoundedArray, specs.DiscreteArray)
+_KINDS = {kind.__name__: kind for kind in (*_ALL, specs.StackedArray, specs.StackedBoundedArray)}
 
 
 def recorded(spec: specs.EnvironmentSpec) -> dict[str, Any]:
-    """The observations and actions of `spec` as a file holds them: values, whatever the print options are."""
-    return {name: _recorded(getattr(spec, name)) for name in ("observations", "actions")}
+    """The observations and actions of `spec` as a file holds them: values, whatever the print options are.
+
+    The names of the agents of a multi-agent environment are with them, for `restored`.
+    """
+    of_env = {name: _recorded(getattr(spec, name)) for name in ("observations", "actions")}
+    return {**of_env, "agents": list(specs.agents(spec))}
+
+
+def restored(known: Any) -> specs.EnvironmentSpec | None:
+    """The specs that were `recorded`, with the usual rewards and discounts.
+
+    None if the record does not say enough: an older version's, more bounds than a file holds, or a kind of
+    spec that this package does not have.
+    """
+    if not isinstance(known, dict) or not isinstance(agents := known.get("agents"), list):
+        return None
+    try:
+        nests = [_restored(known[name], name[:-1]) for name in ("observations", "actions")]
+    except (KeyError, TypeError, ValueError):
+        return None
+    usual = specs.Array((), np.float32, "reward"), specs.BoundedArray((), np.float32, 0.0, 1.0, "discount")
+    return specs.EnvironmentSpec(*nests, *[dict.fromkeys(agents, leaf) if agents else leaf for leaf in usual])
 
 
 def changed(known: Any, now: Any) -> str:
@@ -49,6 +71,19 @@ def _recorded(spec: Nest) -> Any:
     elif isinstance(spec, specs.BoundedArray):
         leaf |= {"minimum": _bound(spec.minimum), "maximum": _bound(spec.maximum)}
     return leaf
+
+
+def _restored(known: Any, name: str) -> Nest:
+    if isinstance(known, list):
+        return tuple(_restored(child, f"{name}/{index}") for index, child in enumerate(known))
+    if not isinstance(known.get("kind"), str):
+        return {key: _restored(child, f"{name}/{key}") for key, child in known.items()}
+    kind, shape, dtype = _KINDS[known["kind"]], tuple(known["shape"]), np.dtype(known["dtype"])
+    if kind is specs.DiscreteArray:
+        return kind(known["num_values"], dtype, name=name)
+    # The hash in place of many bounds is no number, so there is an error here.
+    bounds = [np.asarray(known[each], dtype) for each in ("minimum", "maximum") if each in known]
+    return kind(shape, dtype, *bounds, name=name)
 
 
 def _bound(bound: Any) -> Any:

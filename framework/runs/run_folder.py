@@ -278,11 +278,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is a run of {known.agent!r}, not of {self.agent!r}. Use another folder."
             )
-        if changed := recorded_specs.changed(known.environment_spec, self.environment_spec):
-            raise RunError(
-                f"{self.path}: the environment {self.environment!r} is not the one that the run was trained "
-                f"in: {changed}. Install the version of it that config.yaml names, or start a new run."
-            )
+        known._check_recorded_spec(self.environment_spec)
         if known.environment != self.environment and _has_suite(known) and _has_suite(self):
             raise RunError(
                 f"{self.path} is a run in {known.environment!r}, not in {self.environment!r}. Use another "
@@ -292,6 +288,17 @@ class RunFolder:
         if left_something and (changed := known.changes(self)):
             advice = f"Restore them, or give another directory, where init={str(self.path)!r} begins with "
             raise RunError(keeps_settings(self.path, changed, f"{advice}this run's parameters."))
+
+    def check_spec(self, spec: specs.EnvironmentSpec) -> None:
+        """Raises RunError if the observations or actions of an environment are not those of the run."""
+        self._check_recorded_spec(recorded_specs.recorded(spec))
+
+    def _check_recorded_spec(self, spec: Any) -> None:
+        if changed := recorded_specs.changed(self.environment_spec, spec):
+            raise RunError(
+                f"{self.path}: the environment {self.environment!r} is not the one that the run was trained "
+                f"in: {changed}. Install the version of it that config.yaml names, or start a new run."
+            )
 
     def changes(self, new: RunFolder) -> str:
         """The `differences` that a run that continues may not have, as far as `config.yaml` can hold them."""

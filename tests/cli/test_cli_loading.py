@@ -1,5 +1,7 @@
 """Policies of runs, from Python: what they are given, and what they leave of the caller's."""
 
+import dataclasses
+
 import callers
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from framework import demonstrations
 from framework.programs import load_policy
+from framework.runs.run_folder import RunError
 from framework.types import FIRST
 
 
@@ -99,3 +102,25 @@ def test_a_loaded_policy_acts_the_same_whatever_the_caller_sets_and_leaves_it(wi
         before = callers.generators(), callers.settings()
         assert act() == expected
         assert (callers.generators(), callers.settings()) == before
+
+
+def test_a_policy_is_loaded_without_its_simulator(make_run, monkeypatch):
+    folder = make_run(steps=[10], agent="ppo", environment="gymnasium:CartPole-v1")
+
+    def missing(*_, **__):
+        raise ImportError("no such simulator")
+
+    monkeypatch.setattr("framework.environments.make", missing)
+    policy = load_policy(folder.path)
+    assert policy(np.zeros((2, 4), np.float32)).shape == (2,)
+    with pytest.raises(RunError, match="no such simulator"):
+        policy.make_environment()
+
+
+def test_an_environment_that_is_another_now_is_refused_when_it_is_made(make_run):
+    folder = make_run(steps=[10], agent="ppo", environment="gymnasium:CartPole-v1")
+    other = dataclasses.replace(folder, environment="gymnasium:Acrobot-v1")
+    (folder.path / "config.yaml").unlink()
+    other.save()
+    with pytest.raises(RunError, match=r"not the one that the run was trained in: observations: got .*\[6\]"):
+        load_policy(folder.path).make_environment()

@@ -16,11 +16,13 @@ import time
 import gymnasium
 import numpy as np
 import pytest
+import tree
 
 import framework
 import launch
 from agents.random_actions import RandomActions, RandomActionsConfig
 from framework import specs
+from framework.environments import testing as environment_testing
 from framework.loggers import JSONLLogger
 from framework.programs import RunConfig, make_program
 from framework.runs import config_file, recorded_specs
@@ -249,3 +251,41 @@ def test_numbers_of_numpy_reach_the_last_checkpoint_and_the_result(tmp_path):
     assert run.checkpointer.restore().step == 20
     run.write_json("result.json", {"return": np.float32(0.5)})
     assert json.loads((tmp_path / "result.json").read_text()) == {"return": 0.5}
+
+
+_PART = specs.BoundedArray((2,), np.float32, -0.1, np.inf)
+_OBSERVATIONS = {
+    "a": (specs.DiscreteArray(5), specs.Array((), np.float64)),
+    "b": specs.StackedBoundedArray((4, 3, 3), np.uint8, 0, 255),
+    "c": {"kind": specs.StackedArray((2, 3), np.int64), "mask": specs.BoundedArray((3,), bool, False, True)},
+}
+RECORDED = {
+    "one agent": environment_testing.make_spec(_OBSERVATIONS, {"x": _PART, "y": specs.DiscreteArray(3)}),
+    "names as those of agents": environment_testing.make_spec({"x": _PART}, {"x": _PART}),
+    "agents": specs.EnvironmentSpec(
+        *[{"x": leaf, "y": leaf} for leaf in environment_testing.make_spec(_PART, specs.DiscreteArray(2))]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_specs_are_restored(tmp_path, name):
+    spec = RECORDED[name]
+    config_file.write(tmp_path / "config.yaml", recorded_specs.recorded(spec))
+    known = config_file.read(tmp_path / "config.yaml")
+    found = recorded_specs.restored(known)
+    assert specs.agents(found) == specs.agents(spec) and not recorded_specs.changed(
+        known, recorded_specs.recorded(found)
+    )
+    for got, want in zip(tree.flatten(found), tree.flatten(spec), strict=True):
+        assert type(got) is type(want)
+        assert got.replace(name=None) == want.replace(name=None)
+
+
+def test_a_record_that_says_too_little_restores_nothing():
+    bounds = np.linspace(0.0, 1.0, 200, dtype=np.float32)
+    many = specs.BoundedArray(bounds.shape, np.float32, bounds, 2.0)
+    hashed = recorded_specs.recorded(environment_testing.make_spec(many, specs.DiscreteArray(2)))
+    older = {name: hashed[name] for name in ("observations", "actions")}
+    for known in ("the text of format 3", older, hashed, {**older, "agents": [], "actions": {"kind": "New"}}):
+        assert recorded_specs.restored(known) is None
