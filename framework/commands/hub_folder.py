@@ -140,6 +140,6 @@ def _export(policy: LoadedPolicy, path: Path) -> str:
         print(f"no exported policy: {error}")
         return ""
     return (
-        f"`{file.name}` is the same policy as one file. `{file.with_suffix('.py').name}` acts with it, with torch "
-        f'and without Repertory: `load("{file.name}")(observation)`.\n\n'
+        f"`{file.name}` is the policy as one file. `{file.with_suffix('.py').name}` acts with it, without "
+        f'Repertory: `load("{file.name}")(observation)`.\n\n'
     )
