@@ -23,6 +23,8 @@ EXAMPLES = ["optuna>=4"]
 EXPORT = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6"]
 WANDB = ["wandb>=0.18"]
+# What runs the notebooks in examples/notebooks; a user of Jupyter has these.
+NOTEBOOKS = ["ipykernel>=6", "nbclient>=0.10", "nbformat>=5.9"]
 SLURM = ["submitit>=1.5"]
 TEST = [
     *ATARI,
@@ -89,6 +91,7 @@ setup(
         "minari": MINARI,
         "wandb": WANDB,
         "slurm": SLURM,
+        "notebooks": NOTEBOOKS,
         "export": EXPORT,
         "serve": SERVE,
         "pettingzoo": PETTINGZOO,

@@ -76,6 +76,13 @@ SUITES: dict[str, Suite] = {
         ".venv-extras/bin/python -m pytest -m '' tests/loggers/test_loggers_wandb.py "
         "tests/environments/test_environments_envpool.py",
     ),
+    "notebooks": Suite(
+        (
+            ".venv/bin/python constraints/environment.py .venv-notebooks --extras test notebooks",
+            ".venv-notebooks/bin/python -m pytest -m '' tests/examples/test_examples_notebooks.py",
+        ),
+        (*LIBRARY, *TESTS, "examples", "constraints/py311.txt"),
+    ),
     # Files with clusters of their own run in processes of their own. Hosts are namespaces, which needs root.
     "ray": _on_back_end(
         "ray",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from framework.checkpoints import Checkpointer, torch_part
 from framework.commands import plot
 from framework.commands.options import UsageError
+from framework.export import export
 from framework.parameters import state_of
 from framework.programs.loading import LoadedPolicy
 from framework.runs import config_file
@@ -135,9 +135,11 @@ def _score(run: RunFolder, policy: LoadedPolicy) -> str:
 def _export(policy: LoadedPolicy, path: Path) -> str:
     """Writes the policy as a file that acts without Repertory; returns what `README.md` says about it."""
     try:
-        module = importlib.import_module("framework.export.export")
-    except ImportError:
-        print("no exported policy: this version has no framework.export")
+        file = export(policy, path)
+    except ValueError as error:  # It does not act with torch.
+        print(f"no exported policy: {error}")
         return ""
-    file = module.export(policy, path / "policy.pt2")
-    return f"`{file.name}` is the policy in one file, with which `framework.export.load` acts.\n\n"
+    return (
+        f"`{file.name}` is the policy as one file. `{file.with_suffix('.py').name}` acts with it, without "
+        f'Repertory: `load("{file.name}")(observation)`.\n\n'
+    )

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from framework import runs
 from framework.commands import curves, plot
 from framework.commands.options import CommandError
 
@@ -220,3 +221,30 @@ class TestCommand:
             assert f"<!--  {label} -->" in picture
         rows = plot.as_table(lines, "return", "steps", "std").splitlines()[2:]
         assert [row.split(" | ")[0] for row in rows] == [r"| \_\_main\_\_:Own", r"| _a\|b"]
+
+
+class TestPython:
+    """`framework.runs.plot`, and what a notebook makes of its result."""
+
+    def test_runs_and_folders_are_drawn_in_a_picture_that_a_cell_shows(self, make_run, tmp_path):
+        folders = [make_run(name, returns=[1.0, 2.0], seed=seed).path for seed, name in enumerate("ab")]
+        picture = plot.plot([runs.Run(folders[0]), str(folders[1])], tmp_path / "c.png", band="iqm")
+        assert picture == tmp_path / "c.png" and picture.read_bytes()[1:4] == b"PNG"
+        assert "data:image/png;base64,iVBOR" in picture._repr_mimebundle_()["text/html"]
+        picture.unlink()
+        assert picture._repr_mimebundle_() == {"text/plain": repr(picture)}
+        assert plot.plot(folders[0], tmp_path / "one.svg").exists()
+
+    def test_wrong_arguments_say_what_was_expected(self, make_run, tmp_path):
+        run = make_run(returns=[1.0])
+        for arguments, message in (
+            ({"runs": []}, "runs: got none"),
+            (
+                {"runs": run.path, "x": "env_steps"},
+                "x: got 'env_steps', expected one of steps, updates, hours",
+            ),
+            ({"runs": run.path, "band": "sd"}, "band: got 'sd', expected one of std, quartiles, iqm"),
+            ({"runs": run.path, "label": "eval"}, "it has rows of evaluator"),
+        ):
+            with pytest.raises((ValueError, CommandError), match=message):
+                plot.plot(**arguments, output=tmp_path / "c.png")

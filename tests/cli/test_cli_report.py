@@ -118,6 +118,7 @@ class TestFolder:
         assert repertory("report", run.path, "--folder", tmp_path / "hub", "--no-video")[0] == 0
         policies = [load_policy(path) for path in (run.path, tmp_path / "hub")]
         assert policies[1].step == 30 and not (tmp_path / "report.html").exists()
+        assert (tmp_path / "hub" / "policy.pt2").exists() == (agent != "random_actions")
         rng = np.random.default_rng(0)
         for _ in range(20):
             drawn = rng.normal(size=(1, *policies[0].spec.observations.shape)).astype(np.float32)

@@ -1,0 +1,55 @@
+"""The errors in docs/faq.md are those that the commands there print."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from framework.checkpoints import torch_part
+from framework.commands import building, cli
+from framework.loggers import JSONLLogger
+from framework.programs import RunConfig, make_agent
+from framework.runs.run_folder import RunFolder
+
+PAGE = (pathlib.Path(__file__).resolve().parents[1] / "docs" / "faq.md").read_text(encoding="utf-8")
+CASES = re.findall(r"```sh\nrepertory (.*)\n```\n\n> (.*)\n", PAGE)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of PPO in CartPole with a checkpoint of 30 steps and one evaluation in its rows."""
+    config = RunConfig(directory=str(tmp_path_factory.mktemp("runs") / "run"), max_env_steps=100).decided({})
+    agent = make_agent("ppo")
+    spec = building.environment_spec(agent, "gymnasium:CartPole-v1", config)
+    folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
+    folder.save()
+    learner = agent.make_learner(agent.make_networks(spec), spec)
+    parts = {"learner": torch_part({"learner": learner.save(), "steps": 0})}
+    folder.checkpointer.save(30, {**parts, "counter": torch_part({"counts": {"env_steps": 30}})})
+    with JSONLLogger(folder.metrics) as log:
+        log.write({"label": "evaluator", "env_steps": 30, "episode_return": 1.0})
+    return folder.path
+
+
+def test_the_page_has_twenty_errors():
+    assert len(CASES) >= 20 and len(CASES) == PAGE.count("```sh")
+
+
+@pytest.mark.parametrize(("command", "text"), CASES, ids=[command for command, _ in CASES])
+def test_commands_print_what_the_page_says(command, text, run, tmp_path, monkeypatch, capsys):
+    for name, package in (("LunarLander", "Box2D"), ("launchpad", "launchpad")):
+        if name in command and importlib.util.find_spec(package):
+            pytest.skip(f"{package} is installed")
+    if "cuda" in command:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main([str(run) if part == "RUN" else part for part in command.split()])
+    except SystemExit as error:  # tyro's way out of a value that it cannot read
+        code = error.code
+    printed = re.sub(r"\s+", " ", capsys.readouterr().err.replace("│", " "))
+    pattern = ".*".join(re.escape(part.strip()) for part in text.split("…"))
+    assert code in (1, 2) and re.search(pattern, printed), printed
