@@ -35,7 +35,7 @@ class Worker:
 
 def plan(workers):
     for gradient in flow.Par(workers, Worker.sample).sync().map(sum):
-        yield [call.result() for call in [node.call(Worker.step, gradient) for node in workers]][0]
+        yield next(call.result() for call in [node.call(Worker.step, gradient) for node in workers])
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ class Program:
     #: node, and exits them when all nodes have ended. If one gives a file, such as a lock, the engine
     #: "processes" keeps it open in all processes, which may outlive the launching one.
     contexts: Sequence[Callable[[], contextlib.AbstractContextManager[Any]]] = ()
-
+    #: Functions of the `Job`, which the launching process calls when it has started the program.
+    when_started: Sequence[Callable[[Any], object]] = ()
     #: Functions of the engine and the `Options` that raise what would end the program at its start. They are
     #: called before `contexts`.
     checks: Sequence[Callable[[str, Any], object]] = ()

@@ -83,10 +83,12 @@ def start(
             with contextlib.suppress(AttributeError, OSError):  # It is no file, or one in memory.
                 files.append(given.fileno())
         job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
-        return job
     except BaseException:
         options.at_end.close()
         raise
+    for function in program.when_started:
+        function(job)
+    return job
 
 
 def launch(

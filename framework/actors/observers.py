@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 
 import dm_env
 import numpy as np
@@ -104,3 +105,22 @@ class ObservationObserver(_Extremes):
     def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
         self._begin(timestep.step_type == FIRST)
         self._add(timestep.observation, np.ones(len(timestep.step_type), np.bool_))
+
+
+class InfoObserver(EnvironmentLoopObserver):
+    """The numbers that `info_metrics` names, at the end of an episode: the newest of its `info`, or NaN."""
+
+    def __init__(self, names: Sequence[str]):
+        self._names = names
+        self._environment: BatchedEnvironment | None = None
+
+    def observe_first(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep) -> None:
+        self._environment = environment
+
+    def observe(self, environment: BatchedEnvironment, timestep: dm_env.TimeStep, action: Nest) -> None:
+        self._environment = environment
+
+    def get_metrics(self, envs: np.ndarray) -> dict[str, np.ndarray]:
+        assert self._environment is not None
+        infos = self._environment.infos
+        return {name: np.asarray(infos[name], np.float64)[envs] for name in self._names}

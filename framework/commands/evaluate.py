@@ -17,6 +17,7 @@ from framework.commands.options import Allow, Checkpoint, CommandError, Run, che
 from framework.environments.seeded_episodes import SeededEpisodes
 from framework.environments.wrappers import find_inside
 from framework.programs.loading import LoadedPolicy, evaluated_or_latest, load_policy
+from framework.runs.parts import make_observers
 from framework.runs.run_folder import RunFolder
 from launch.texts import rounded
 
@@ -29,7 +30,9 @@ class EvalOptions:
 
     run: Run  # Folder of the run.
     episodes: int = 100  # Number of episodes.
-    envs: int = 20  # Number of episodes at the same time.
+    envs: int | None = (
+        None  # Number of episodes at the same time. By default the run's evaluation_envs, or 20.
+    )
     # Steps after which an episode that has not ended is cut. By default the run's max_evaluation_steps.
     max_steps: int | None = None
     # Episode i begins with seed 10,000 + SEED + i, whatever `envs` is. It seeds the policy, too.
@@ -45,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
     which = options.checkpoint or evaluated_or_latest(options.run)
     policy = load_policy(options.run, which, options.allow)
-    envs, limit = min(options.envs, options.episodes), options.max_steps or policy.config.evaluation_limit
+    envs = min(options.envs or policy.config.evaluation_envs or 20, options.episodes)
+    limit = options.max_steps or policy.config.evaluation_limit
     interrupts.clean_up_first()
     result = evaluate(policy, options.episodes, envs, options.seed, limit)
     names = ("mean", "standard_deviation", "minimum", "maximum", "mean_length")
@@ -74,7 +78,10 @@ def evaluate(
     try:
         actor = policy.make_actor(envs, seed)
         limit = max_episode_steps or policy.config.evaluation_limit
-        loop = EnvironmentLoop(environment, actor, should_update=False, max_episode_steps=limit)
+        observers = make_observers(policy.config)
+        loop = EnvironmentLoop(
+            environment, actor, observers=observers, should_update=False, max_episode_steps=limit
+        )
         played = policy.agent.play(loop, actor.policy, episodes)
         seeded = find_inside(environment, SeededEpisodes)
     finally:

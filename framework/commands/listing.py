@@ -39,10 +39,14 @@ def text() -> str:
     for name, agent in found.items():
         bases = ", ".join(names[base] for base in getattr(agent, "__mro__", ())[1:] if base in names)
         agents.append(f"  {name:<{width}}  {find_agent(name).summary()}{bases and f' (on {bases})'}")
-        presets += [f"  repertory train {name} --environment {of}" for of in presets_of(agent)]
+        presets += [
+            f"  repertory train {name} --environment {of.replace('*', 'NAME')}" for of in presets_of(agent)
+        ]
     environments = ["environments"]
     for name, suite in suites.SUITES.items():
         environments.append(f"  {name}:NAME  such as {name}:{suite.example}{_lacks(name)}")
+    for name, target in suites.registered().items():
+        environments.append(f"  {name}:NAME  of {target}")
     engines = ["engines", *(f"  {name}{_lacks(name)}" for name in ENGINES)]
     named = {"wrappers": parts.WRAPPERS, "observers": parts.OBSERVERS, "loggers": parts.LOGGERS}
     others = [[kind, *(f"  {name}{_lacks(name)}" for name in names)] for kind, names in named.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 import dm_env
@@ -80,6 +81,14 @@ class BatchedEnvironment(dm_env.Environment):
     def cut(self) -> np.ndarray | None:
         """bool[B]: envs that the last `reset` could not reset: their FIRST is in mid-episode. None: none."""
         return None
+
+    @property
+    def infos(self) -> Mapping[str, np.ndarray]:
+        """Numbers of the envs' last steps beside their observations, `[B]` by name, NaN where there is none.
+
+        Those that `info_metrics` names become metrics of the episodes that end with these steps.
+        """
+        return {}
 
     @property
     def exact_rewards(self) -> list[np.ndarray] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import tree
 
 from framework import config_checks, specs
-from framework.environments import simulators, suites
+from framework.environments import infos, simulators, suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
@@ -33,6 +34,8 @@ def make(
     options: Mapping[str, Any] | None = None,
     wrappers: Sequence[Wrapper] = (),
     render_mode: str | None = None,
+    reset_options: Mapping[str, Any] | None = None,
+    info_metrics: Sequence[str] = (),
 ) -> BatchedEnvironment:
     """Makes `num_envs` environments and puts them behind one batched dm_env interface.
 
@@ -44,9 +47,9 @@ def make(
     ```
 
     Args:
-      environment: a suite's name such as `gymnasium:CartPole-v1` (`repertory list` shows the suites); or a
-        callable, or its name `module:object`. The callable returns a new `dm_env.Environment`,
-        `gymnasium.Env`, `pettingzoo.ParallelEnv` or `AECEnv`, or all envs at once as a
+      environment: a suite's name such as `gymnasium:CartPole-v1` (`repertory list` shows the suites, those of
+        entry points too); or a callable, or its name `module:object`. The callable returns a new
+        `dm_env.Environment`, `gymnasium.Env`, `pettingzoo.ParallelEnv` or `AECEnv`, or all envs at once as a
         `gymnasium.vector.VectorEnv` or a batched environment of this package. Its parameter `seed` receives
         the env's seed. A callable with a parameter `num_envs` is called once and returns all envs; any other
         is called once for each.
@@ -61,6 +64,9 @@ def make(
       options: keyword arguments of the environment's constructor (for Atari: of `AtariOptions`).
       wrappers: applied in this order to the batched environment, the first innermost.
       render_mode: for `render()`: `rgb_array` where the environment draws only on request.
+      reset_options: what gymnasium's `reset(options=...)` gets at each reset.
+      info_metrics: names of numbers in gymnasium's `info`, which the environment then has as `infos`; or of
+        the `infos` of a batched environment.
 
     Raises:
       ValueError: The name is unknown, or two arguments contradict each other.
@@ -79,8 +85,13 @@ def make(
             "Use stepping='processes'."
         )
     source = suites.find(environment, dict(options or {}), render_mode)
+    if reset_options or info_metrics:
+        make_one = infos.Customized(source.make_one, info_metrics, reset_options or {})
+        source = dataclasses.replace(source, make_one=make_one, make_vector=None)
     batched = _batch(source, num_envs, seed, stepping, num_processes)
     try:
+        if info_metrics:
+            batched = infos.with_infos(batched, info_metrics)
         if wrappers:  # They treat arrays.
             batched = as_arrays(batched)
         for wrapper in wrappers:

@@ -346,6 +346,9 @@ def make_env(environment: Any, seed: int | None) -> SingleEnv:
     """
     import gymnasium  # 0.2 s
 
+    if isinstance(environment, GymnasiumAdapter):  # One of `infos`.
+        environment._seed = seed
+        return environment
     if isinstance(environment, BatchedEnvironment):
         if environment.num_envs == 1:
             return BatchOfOne(as_arrays(environment))

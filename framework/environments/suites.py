@@ -9,6 +9,7 @@ import importlib.util
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from framework.environments import atari, minatar, multi_agent, tasks, testing
 from framework.environments.envpool import EnvPoolEnvironment
 from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
-from framework.objects import load_object
+from framework.objects import load_callable, load_object
 from launch import extras
 
+GROUP = "repertory.environments"
 Finder = Callable[[str, str, dict[str, Any]], "EnvironmentSource"]  # Gets its full name, NAME, and options.
 
 
@@ -72,12 +74,15 @@ def _find(environment: str | Callable[..., Any], options: dict[str, Any]) -> Env
     if separator and suite in SUITES and name:
         _require(environment, SUITES[suite].package, SUITES[suite].extra)
         return SUITES[suite].find(environment, name, options)
+    if separator and suite in (found := registered()) and name:
+        make = load_callable(found[suite], f"{environment!r}: got the entry point {suite!r}", "a function")
+        return EnvironmentSource(environment, functools.partial(make, name), options)
     reason = f" Did you mean 'gymnasium:{environment}'?"
     if separator and name:
         try:
             factory = load_object(environment)
         except (ImportError, AttributeError, ValueError) as error:
-            reason = f" As module:object it cannot be imported: {error}.{nearest(suite, SUITES)}"
+            reason = f" As module:object it cannot be imported: {error}.{nearest(suite, known_suites())}"
         else:
             if callable(factory):
                 return dataclasses.replace(_find(factory, options), name=environment)
@@ -87,6 +92,20 @@ def _find(environment: str | Callable[..., Any], options: dict[str, Any]) -> Env
         f"unknown environment {environment!r}; names look like {fix}; or module:object, which makes an "
         f"environment.{reason}"
     )
+
+
+def registered() -> dict[str, str]:
+    """`module:function` by the names of the entry points of installed packages that are no suite of ours.
+
+    `function(name, num_envs, seed, **options)` makes all envs of `SUITE:NAME` as one `BatchedEnvironment`.
+    """
+    entries = metadata.entry_points(group=GROUP)
+    return {entry.name: entry.value for entry in entries if entry.name not in SUITES}
+
+
+def known_suites() -> list[str]:
+    """The names of all suites."""
+    return [*SUITES, *registered()]
 
 
 def _require(full: str, package: str | None, extra: str) -> None:
@@ -120,6 +139,8 @@ def _any_of(kind: Callable[..., Any]) -> Finder:
 def module_of(environment: str) -> str | None:
     """The module that making this environment imports, beside its suite's; None if there is none."""
     suite, separator, name = environment.partition(":")
+    if suite in registered() and suite not in SUITES:
+        return None
     if suite == "gymnasium" or suite not in SUITES:
         return (name.rpartition(":")[0] if suite in SUITES else suite if separator else "") or None
     return name if suite == "pettingzoo" and _pettingzoo_module(name) == name else None

@@ -14,6 +14,7 @@ The first wrapper of a list is the innermost. The next one receives its time ste
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import dm_env
@@ -51,6 +52,10 @@ class EnvironmentWrapper(BatchedEnvironment):
     @property
     def cut(self) -> np.ndarray | None:
         return self._environment.cut
+
+    @property
+    def infos(self) -> Mapping[str, np.ndarray]:
+        return self._environment.infos
 
     @property
     def exact_rewards(self) -> list[np.ndarray] | None:

@@ -51,7 +51,8 @@ def run(folder: RunFolder, program: launch.Program, lock: IO[str], progress: boo
       NodeError: A node failed.
       ProgramInterrupted: A signal stopped the program cleanly.
     """
-    program.contexts = (lambda: contextlib.nullcontext(lock),)  # The program's own would lock the folder.
+    # The program's own, `continuing` and `begun`, would lock the folder.
+    program.contexts = (lambda: contextlib.nullcontext(lock), *program.contexts[2:])
     in_words = f"{folder.agent} in {folder.environment_name}, engine {folder.engine}, folder {folder.path}"
     print(printable(in_words))
     job, stopped_by = _run(program, folder, progress)

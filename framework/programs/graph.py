@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import launch
@@ -19,7 +19,7 @@ from framework.programs.groups import LearnerHandle, connect_one, connect_shards
 from framework.programs.snapshot import Snapshot
 from framework.replay.node import ReplayNode
 from framework.runs import checkpoints
-from framework.runs.callbacks import Callback
+from framework.runs.callbacks import CallbackHost, Mailbox
 from framework.runs.checkpoints import RunCheckpointer, replay_checkpointer
 from framework.runs.parts import make_logger
 from framework.runs.run_folder import RunFolder
@@ -35,7 +35,7 @@ _REPLAY_MODULES = {"repertory": "framework.replay", "reverb": "framework.replay.
 # Seconds that a program waits at its end for the step of a learner, and for the last checkpoint.
 _STEP_S, _SAVE_S = 60.0, 600.0
 # Names of services and of parts of a checkpoint; the steps of a learner "env" would count as env steps.
-_RESERVED = ("counter", "monitor", "checkpointer", "best", "program", "env")
+_RESERVED = ("counter", "monitor", "checkpointer", "best", "program", "callbacks", "env")
 
 
 class ProgramGraph(core.Graph):
@@ -58,7 +58,7 @@ class ProgramGraph(core.Graph):
         setup: Setup,
         run: RunFolder | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: CallbackHost | None = None,
     ):
         self.config, self.spec = setup.config, setup.spec
         self._setup, self._snapshot = setup, None if run is None else Snapshot(run, callbacks, logger_factory)
@@ -80,6 +80,8 @@ class ProgramGraph(core.Graph):
             *(self._services, "monitor", _make_monitor, run, make_rows, callbacks),
             counter=self.counter,
             clock=self.clock,
+            # While every actor waits for a callback, there is room for its events.
+            courier_kwargs={"thread_pool_size": 128 + 2 * self.config.num_actors},
         )
         self.checkpointer = None
         if run is not None:
@@ -390,7 +392,12 @@ class ProgramGraph(core.Graph):
 
 
 def _make_monitor(
-    run: RunFolder | None, logger_factory: Any, callbacks: Sequence[Callback], *, counter: Any, clock: Clock
+    run: RunFolder | None,
+    logger_factory: Any,
+    callbacks: CallbackHost | Mailbox | None,
+    *,
+    counter: Any,
+    clock: Clock,
 ) -> Monitor:
     reader = None if run is None else checkpoints.newest_checkpoint(run.config)
     if run is not None:
@@ -400,4 +407,12 @@ def _make_monitor(
         # After a restart of this node alone, what was written since the checkpoint still holds.
         step = 0 if reader is None else reader.step
         resumed_at = max(step, clock.now(counter.get_counts()))
-    return Monitor(logger_factory(), callbacks=callbacks, counter=counter, resumed_at=resumed_at, clock=clock)
+    has_states = reader is not None and checkpoints.CALLBACKS in reader.names
+    return Monitor(
+        logger_factory(),
+        callbacks=callbacks,
+        states=reader.state(checkpoints.CALLBACKS) if reader is not None and has_states else None,
+        counter=counter,
+        resumed_at=resumed_at,
+        clock=clock,
+    )

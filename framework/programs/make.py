@@ -19,8 +19,9 @@ from framework.environments import BatchedEnvironment
 from framework.environments.single import takes
 from framework.loggers import Logger
 from framework.programs.graph import ProgramGraph
+from framework.programs.greedy import live_policy
 from framework.runs import initial
-from framework.runs.callbacks import Callback, OnWrite
+from framework.runs.callbacks import Callback, CallbackHost, OnWrite
 from framework.runs.parts import check_packages, check_parts, wrappers_of
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunFolder
@@ -59,8 +60,8 @@ def make_program(
         `dataset` it is only for evaluations, and None makes none.
       config: the settings of the program. None is `RunConfig()`.
       logger_factory: returns the logger of all rows. None writes to the directory of `config`.
-      callbacks: called after rows, evaluations and checkpoints, in the monitor's process. An exception of
-        one ends the program, and `launch.launch` raises it.
+      callbacks: called at events of the run, in the launching process; see `Callback`. An exception of one
+        ends the program, and `launch.launch` raises it.
       on_write: a callback as a function: called with the monitor's snapshot after every row.
       name: name of the program. None is the agent's class name.
       init: sets `config.init`, the run whose parameters a new run begins with.
@@ -103,11 +104,16 @@ def make_program(
         with torch.random.fork_rng(devices=()):  # The generator is the caller's.
             initial.load(config.init, setup.agent.make_networks(spec))
     callbacks = (*callbacks, *([] if on_write is None else [OnWrite(on_write)]))
-    graph = ProgramGraph(setup, run, logger_factory, callbacks)
+    make_policy = functools.partial(live_policy, setup)
+    host = CallbackHost(callbacks, make_policy) if callbacks else None
+    graph = ProgramGraph(setup, run, logger_factory, host)
     setup.agent.build(graph)
     check_packages(config)  # After what the agent cannot use at all.
     program = graph.make_program(name or type(agent).__name__.lower())
     program.contexts = () if run is None else (run.continuing, run.begun)
+    if host is not None:
+        program.contexts += (host.hosted,)
+        program.when_started = (host.attach,)
     return program
 
 
@@ -170,6 +176,8 @@ def make_environment(
         seed=seed,
         stepping=stepping,
         render_mode=render_mode,
+        reset_options=config.reset_options,
+        info_metrics=config.info_metrics,
         options={**environments.options_in(config.directory, factory, evaluation), **options},
         wrappers=(*seeded, *wrappers_of(config), *agent.environment_wrappers()),
     )

@@ -23,7 +23,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +34,7 @@ from framework.checkpoints import package_versions
 from framework.config_checks import RaisedAs
 from framework.loggers import Logger
 from framework.pickling import ObjectPickler, pickle_module
-from framework.runs.callbacks import Callback
+from framework.runs.callbacks import CallbackHost
 from framework.runs.checkpoints import PROGRAM, newest_checkpoint
 from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunFolder, differences, plain
@@ -70,7 +70,7 @@ class Snapshot:
     def __init__(
         self,
         run: RunFolder,
-        callbacks: Sequence[Callback] = (),
+        callbacks: CallbackHost | None = None,
         logger_factory: Callable[[], Logger | None] | None = None,
     ):
         self._run, self._config, self._callbacks = run, run.config, callbacks
@@ -153,10 +153,10 @@ class Snapshot:
         states, state = torch.load(pickled, pickle_module=pickle_module(_Pickler), weights_only=False)
         state.objects["counter-0"].max_steps = limit
         monitor = state.objects["monitor-0"]
-        monitor.callbacks = self._callbacks
         if self._logger_factory is not None:
             monitor.logger = self._logger_factory()
         self._run.record("serial")
+        monitor.attach(self._callbacks)
         set_generators(states)
         return state
 

@@ -20,6 +20,7 @@ from framework.runs.run_config import RunConfig
 from framework.runs.services import Counter
 
 PROGRAM = "program"  # The part of a checkpoint that `Snapshot` writes.
+CALLBACKS = "callbacks"  # The part with the states of the callbacks.
 
 
 class RunCheckpointer:
@@ -103,6 +104,8 @@ class RunCheckpointer:
             if puts == self._saved_puts:
                 return None
             states["counter"] = self._counter.save()
+            if self._monitor is not None and (of_callbacks := self._monitor.callback_states()):
+                states[CALLBACKS] = of_callbacks
             # First, because actors go on: replay should have little more than what is counted.
             parts: dict[str, Part] = {
                 name: functools.partial(_move_checkpoint, replay) for name, replay in self._replays.items()

@@ -22,6 +22,7 @@ from typing import Any
 
 from framework import actors, environments
 from framework.actors import EnvironmentLoopObserver
+from framework.actors.observers import InfoObserver
 from framework.environments import BatchedEnvironment, EnvironmentWrapper
 from framework.environments.suites import SUITES
 from framework.loggers import (
@@ -92,7 +93,8 @@ def wrappers_of(config: RunConfig) -> list[Wrapper]:
 
 def make_observers(config: RunConfig) -> list[EnvironmentLoopObserver]:
     """New observers for one environment loop. Raises ValueError for an unknown one."""
-    return [named(text, OBSERVERS, "observers")() for text in config.observers]
+    made = [named(text, OBSERVERS, "observers")() for text in config.observers]
+    return [*made, InfoObserver(config.info_metrics)] if config.info_metrics else made
 
 
 def make_logger(config: RunConfig) -> Logger | None:

@@ -61,6 +61,10 @@ class RunConfig(config_checks.NamedFields):
     # Overrides of environment_options in evaluations. Without any, evaluations play whole games: options that
     # end an episode at a lost life are off.
     evaluation_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Options of gymnasium's reset(options=...), at each reset.
+    reset_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Numbers in gymnasium's info that become metrics of each episode, such as is_success.
+    info_metrics: tuple[str, ...] = ()
     # Wrappers of the environment, innermost first; the agent's own go around them. Names such as
     # "StepLimit(limit=200)", or module:object.
     wrappers: tuple[str, ...] = ()
@@ -87,6 +91,8 @@ class RunConfig(config_checks.NamedFields):
     # None makes no evaluator. With a dataset, these and all other env steps are learner steps.
     evaluate_period: Literal["auto"] | int | None = "auto"
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
+    # The most environments that an evaluation, and repertory eval, has at once. None: one for each episode.
+    evaluation_envs: int | None = None
     # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
     # Games of Atari have up to 27,000, at four frames a step. None: 10,000, or max_env_steps where that is
     # less, but no less than 1,000.
@@ -178,6 +184,11 @@ class RunConfig(config_checks.NamedFields):
     def steps(self) -> int | None:
         """The limit of what the program counts: env steps, or learner steps with a dataset."""
         return self.max_env_steps if self.dataset is None else self.max_learner_steps
+
+    @property
+    def num_evaluation_envs(self) -> int:
+        """Environments that an evaluation has at once."""
+        return min(self.num_evaluation_episodes, self.evaluation_envs or self.num_evaluation_episodes)
 
     @property
     def evaluation_limit(self) -> int:

@@ -18,7 +18,7 @@ import launch
 from framework import config_checks, core, specs
 from framework.checkpoints import Checkpointer, CheckpointError, CheckpointReader, package_versions
 from framework.config_checks import RaisedAs
-from framework.environments.suites import SUITES
+from framework.environments.suites import known_suites
 from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
 from framework.runs import config_file, recorded_specs, trust
@@ -143,7 +143,7 @@ class RunFolder:
         name, fields = describe_agent(agent)
         if environment is not None and not isinstance(environment, str):
             target = target_of(environment) or ""
-            environment = "" if target.partition(":")[0] in SUITES else target
+            environment = "" if target.partition(":")[0] in known_suites() else target
         networks_fn = None
         if agent.networks_fn is not None and not agent.made_by:  # What made the agent makes it again.
             networks_fn = target_of(agent.networks_fn) or ""
@@ -462,7 +462,7 @@ def changed_settings(directory: str | os.PathLike[str], agent: core.Agent) -> st
 def _has_suite(run: RunFolder) -> bool:
     """Whether the name of the environment says which it is. A function or an address may be another now."""
     name = run.environment or ""
-    return name.partition(":")[0] in SUITES and "://" not in name
+    return name.partition(":")[0] in known_suites() and "://" not in name
 
 
 def plain(value: Any) -> Any:

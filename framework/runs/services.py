@@ -6,7 +6,7 @@ import dataclasses
 import math
 import threading
 from collections import Counter as Counts
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import launch
@@ -14,9 +14,8 @@ from framework.clock import Clock
 from framework.core import Saveable
 from framework.loggers import Logger
 from framework.loggers.base import close_logger
-from framework.runs.callbacks import Callback
+from framework.runs.callbacks import CallbackHost, Mailbox
 from framework.runs.stopwatch import Stopwatch
-from launch.errors import without_exit
 
 _STEPS = "env_steps"  # The count to which `Counter.grant` adds spent steps.
 
@@ -205,7 +204,8 @@ class Monitor:
 
     Args:
       logger: takes the rows. None keeps them in memory only.
-      callbacks: called after rows, evaluations and checkpoints.
+      callbacks: called at the start, and after rows, evaluations and checkpoints.
+      states: the states of the callbacks in the checkpoint from which the run continues.
       counter: the counter, whose counts are part of the snapshot.
       clock: what the program counts, which is part of the snapshot.
       resumed_at: steps of the clock in the checkpoint from which the run continues with new episodes, for the
@@ -216,23 +216,32 @@ class Monitor:
         self,
         logger: Logger | None = None,
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: CallbackHost | Mailbox | None = None,
+        states: Mapping[str, Any] | None = None,
         counter: Any = None,
         resumed_at: int | None = None,
         clock: Clock | None = None,
     ):
         self._resumed_at, self._counts = resumed_at, clock or Clock()
-        self.logger, self.callbacks, self._counter = logger, callbacks, counter
+        self.logger, self._counter = logger, counter
         self._lock = threading.Lock()
         self._calling = threading.Lock()  # Held during the calls of callbacks.
         self._latest: dict[str, dict[str, Any]] = {}
         self._clock = Stopwatch()
         self._result: dict[str, Any] | None = None
         self._evaluated: dict[str, dict[str, Any]] = {}  # The last row of each evaluator that has finished.
+        self._states = dict(states or {})
+        self.attach(callbacks)
+
+    def attach(self, callbacks: CallbackHost | Mailbox | None) -> None:
+        """Begins to call these callbacks, with the newest states."""
+        self._callbacks = callbacks or None
+        if callbacks:
+            callbacks.begin(self._states)
 
     def __getstate__(self) -> dict[str, Any]:
         """For `Snapshot`: callbacks are the caller's."""
-        return {**vars(self), "callbacks": ()}
+        return {**vars(self), "_callbacks": None}
 
     def write(self, label: str, row: dict[str, Any], evaluation: bool = False) -> None:
         """Takes one row (names to scalars) of `label`, such as `"actor-0"` or `"learner"`.
@@ -253,25 +262,26 @@ class Monitor:
             self._latest[label] = {**self._latest.get(label, {}), **row}
             if self.logger is not None:
                 self.logger.write({"label": label, **row, "time/wall_s": self._clock.seconds()})
-        if not self.callbacks:
-            return
-        snapshot = self.snapshot()
-        self._call(lambda callback: callback.on_row(label, dict(row), snapshot))
-        if evaluation:
-            self._call(lambda callback: callback.on_evaluation(label, dict(row)))
+        if self._callbacks is not None:
+            self._call("row", label, dict(row), self.snapshot(), evaluation)
 
     def checkpointed(self, path: str) -> None:
         """Takes the folder of a new checkpoint."""
-        self._call(lambda callback: callback.on_checkpoint(path))
+        self._call("checkpoint", path)
 
-    def _call(self, event: Callable[[Callback], None]) -> None:
-        """Calls all callbacks. An error of one ends the program."""
-        with self._calling:
-            try:
-                for callback in self.callbacks:
-                    event(callback)
-            except (Exception, SystemExit) as error:
-                launch.stop(without_exit(error))
+    def exchange_events(self, states: dict[str, Any] | None, timeout: float) -> tuple[Any, ...] | None:
+        """The next event of the callbacks, for the launching process; see `Mailbox.exchange`."""
+        assert isinstance(self._callbacks, Mailbox)
+        return self._callbacks.exchange(states, timeout)
+
+    def callback_states(self) -> dict[str, Any]:
+        """The states of the callbacks after the last event."""
+        return self._states
+
+    def _call(self, *event: Any) -> None:
+        if self._callbacks is not None:
+            with self._calling:
+                self._states = self._callbacks.call(*event)
 
     def snapshot(self) -> dict[str, Any]:
         """The newest rows: `{"labels": {label: row}, "counts": …, "clock": …, "seconds": …, "result": …}`."""
@@ -308,5 +318,7 @@ class Monitor:
 
     def close(self) -> None:
         """Flushes and closes the logger."""
+        if self._callbacks is not None:
+            self._callbacks.close()
         if self.logger is not None:
             close_logger(self.logger)

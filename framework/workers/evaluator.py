@@ -26,8 +26,8 @@ class _StoppableActor(PolicyActor):
 class Evaluator(ProgramWorker):
     """Evaluates every `evaluate_period` steps of the clock, and ends the program at its goal or its end.
 
-    One `step()` plays `num_evaluation_episodes` episodes, each in its own env, so that short episodes are not
-    counted more often than long ones.
+    One `step()` plays `num_evaluation_episodes` episodes. Each env plays a fixed share of them, so that short
+    episodes are not counted more often than long ones.
 
     Args:
       setup: makes the environment, the networks and the policy. Its `config.evaluate_period` is a number.
@@ -60,13 +60,13 @@ class Evaluator(ProgramWorker):
         state = None if checkpointer is None else checkpointer.get(name)
         self._clock = setup.clock
         self._evaluated_at = 0 if state is None else state["evaluated_at"]
-        num_episodes = setup.config.num_evaluation_episodes
-        environment = setup.make_environment(num_episodes, 0)  # The same episodes in every run.
+        num_envs = setup.config.num_evaluation_envs
+        environment = setup.make_environment(num_envs, 0)  # The same episodes in every run.
         with seeded(seed):
             networks = setup.agent.make_networks(setup.spec)
         policy = setup.agent.make_policy(networks, evaluation=True)
         self._variables = VariableClient(learner, networks, policy) if learner is not None else None
-        self._actor = _StoppableActor(policy, variable_client=self._variables, num_envs=num_episodes)
+        self._actor = _StoppableActor(policy, variable_client=self._variables, num_envs=num_envs)
         self._loop = EnvironmentLoop(
             environment,
             self._actor,

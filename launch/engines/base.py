@@ -14,13 +14,14 @@ These rules hold for every engine:
 from __future__ import annotations
 
 import abc
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.context import NodeContext, Runtime
+from launch.context import NodeContext, Runtime, entered
 from launch.engines.options import Options
 from launch.errors import LaunchError, NodeError, ProgramStopped, describe
 from launch.nodes import MultiProcessingColocation, ProgramNode
@@ -293,6 +294,10 @@ class Job(abc.ABC):
                     return self._runtime.client(leaf.node.node_id)
         labels = [leaf.context.label for unit in self._units for leaf in unit.leaves]
         raise LookupError(f"node: got {label!r} with index {index}, expected one of {labels}.")
+
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """Assigns the calling thread of the launching process to this program, as `launch.stop` needs it."""
+        return entered(self._runtime, None)
 
     def _leave(self) -> None:
         """Leaves what was entered for the run, whose nodes have ended; then it is over."""

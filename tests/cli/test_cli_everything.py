@@ -36,7 +36,8 @@ RUNS = {
         --environment-options sutton_barto_reward=true --evaluation-options sutton-barto-reward=false
         --wrappers 'StepLimit(limit=9)' {OURS}:SinglePrecision --allow {OURS}
         --observers ActionObserver ObservationObserver --loggers csv jsonl tensorboard terminal
-        --evaluate-period 80 --num-evaluation-episodes 3 --max-evaluation-steps 7
+        --evaluate-period 80 --num-evaluation-episodes 3 --max-evaluation-steps 7 --evaluation-envs 2
+        --reset-options low=0.04 high=0.05
         --publish-period 4 --update-period 1000
         --log-period 50 --learner-log-period 10
         --checkpoint-period 60 --checkpoint-minutes None --keep-checkpoints 2""",
@@ -44,6 +45,7 @@ RUNS = {
         random_actions --engine threads --restarts 1 --num-actors 1 --envs-per-actor 4 --max-env-steps 120
         --inference server --inference-device cpu --inference-max-batch 4
         --inference-timeout 0.5 --stepping inline
+        --environment gymnasium:FrozenLake-v1 --info-metrics prob
         --evaluate-period 60 --num-evaluation-episodes 2""",
     "target": f"""
         {DQN} --engine serial --num-actors 1 --target-return 1
@@ -122,6 +124,12 @@ def stepped(run):
     return environment
 
 
+def first_observation(run):
+    folder = run.folder
+    with make.make_environment(folder.make_agent((OURS,)), folder.environment, folder.config, 2, 0) as of:
+        return of.reset().observation
+
+
 def groups(run):
     return {label: len(nodes) for label, nodes in run.program.groups.items()}
 
@@ -163,6 +171,10 @@ OPTIONS = {
     # This option of CartPole gives 0 a step and -1 when the pole falls, instead of 1 a step.
     "environment_options": ("learns", lambda run: max(returns(run, "actor")) <= 0),
     "evaluation_options": ("learns", lambda run: min(returns(run, "eval")) > 5),
+    # CartPole's bounds of the state in which an episode begins.
+    "reset_options": ("learns", lambda run: first_observation(run).min() >= 0.04),
+    # On slippery ice, the probability of each move is a third.
+    "info_metrics": ("served", lambda run: {round(row["prob"], 3) for row in run.rows("eval")} == {0.333}),
     "wrappers": ("learns", lambda run: max(row["episode_length"] for row in run.rows("actor")) <= 9),
     "observers": ("learns", lambda run: all("action_mean" in row for row in run.rows("eval"))),
     "loggers": ("learns", lambda run: (run.path / "metrics.csv").exists()),
@@ -180,6 +192,7 @@ OPTIONS = {
     "max_learner_steps": ("steps", lambda run: "max_learner_steps" in result(run)),
     "target_return": ("target", lambda run: "target_return" in result(run)),
     "evaluate_period": ("learns", lambda run: len(run.rows("evaluator")) == 3),
+    "evaluation_envs": ("learns", lambda run: run.folder.config.num_evaluation_envs == 2),
     "num_evaluation_episodes": ("learns", lambda run: run.rows("evaluator")[0]["episodes"] == 3),
     "max_evaluation_steps": (
         "learns",
