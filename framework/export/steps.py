@@ -56,7 +56,8 @@ class PolicyStep(nn.Module):
                     f"policy: got {type(part).__name__} of {type(policy.agent).__name__}, which does not act "
                     "with torch, expected a TorchPolicy. Act with load_policy in Python instead."
                 )
-            part.random = torch.Generator()  # Drawn at each step, not ahead: `_Noise` sees it.
+            # Drawn at each step, not ahead: `_Noise` sees it.
+            part.random = torch.Generator()  # type: ignore[assignment]
             # The version of an action would fix the size of the batch, and nothing asks for it here.
             part.versions = lambda drawn: ()  # type: ignore[assignment,method-assign,return-value]
         self.networks.requires_grad_(False)

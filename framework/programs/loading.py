@@ -57,7 +57,7 @@ class LoadedPolicy(GreedyPolicy):
         super().__init__(agent, spec, config, networks, self._made, self.step)
 
     def _made(self, num_envs: int, seed: int, render_mode: str | None, evaluation: bool) -> Any:
-        """The run's environment. RunError if it cannot be made here, or its specs are others than the run's."""
+        """The run's environment. RunError: it cannot be made here, or its specs are not the run's."""
         factory = self.folder.environment_factory()
         with RaisedAs(RunError, (ValueError, TypeError, ImportError), f"{self.folder.path}: "):
             environment = make_environment(
