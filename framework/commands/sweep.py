@@ -27,6 +27,7 @@ from framework.experiments.search import Search
 from framework.experiments.slots import Slot, make_slots
 from framework.experiments.sweep import Sweep, SweepFolder
 from framework.runs import config_file, trust
+from framework.runs.checkpoints import PROGRAM
 from framework.runs.run_folder import RunFolder
 from framework.runs.run_lock import RunError, RunLock
 from launch import platforms
@@ -210,8 +211,8 @@ def run(arguments: Sequence[str]) -> int:
     if (path / "run.lock").exists():
         RunLock(path).wait_until_free(None)  # The run of a sweep that was killed saves its checkpoint.
     if not (path / "result.json").exists():
-        found, command = RunFolder.find(path), ["--resume", str(path)]
-        if found is None or found.checkpointer.latest() is None:  # It cannot go on.
+        command = ["--resume", str(path)]
+        if not _goes_on(RunFolder.find(path)):
             shutil.rmtree(path, ignore_errors=True)
             command = ["--config", str(folder.file(name)), "--directory", str(path)]
         try:
@@ -223,3 +224,9 @@ def run(arguments: Sequence[str]) -> int:
     if code == 0 and folder.outcome(name) is None and (final := folder.sweep.final) is not None:
         code = evaluate.main([str(path), "--seed", str(final[0]), "--episodes", str(final[1]), *flags])
     return code
+
+
+def _goes_on(found: RunFolder | None) -> bool:
+    """Whether a run can go on. On `serial`, whose runs are exact, one that was killed begins again."""
+    reader = None if found is None else found.checkpointer.newest_intact()
+    return reader is not None and (found.engine != "serial" or PROGRAM in reader.names)  # type: ignore[union-attr]
