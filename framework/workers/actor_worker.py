@@ -24,7 +24,7 @@ from framework.workers.worker import (
 )
 from launch.context import find_context
 
-_MOST_STEPS = 8  # Of one call, for an agent without unrolls that wait.
+_MOST_STEPS = 8  # The most in one call, for an agent without unrolls that wait.
 
 
 class ActorWorker(ProgramWorker):
