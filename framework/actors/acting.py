@@ -69,7 +69,7 @@ class PolicyActor(core.Actor):
         self.state: Nest = None
         self._has_memory = False
         self._extras: Nest = ()
-        self._rows: TimeStepRows | None = None  # Without an adder.
+        self._rows: TimeStepRows | None = None  # An actor with an adder has its.
         self._is_own = not (is_foreign(policy) or is_foreign(self))
         if seed is not None:
             policy.seed(seed)

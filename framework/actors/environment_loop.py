@@ -118,7 +118,7 @@ class EnvironmentLoop:
         self.seconds = dict.fromkeys(("reset", "select_action", "step", "observe"), 0.0)
         self._logged = (0, time.perf_counter())  # steps and time at the last row
         self.num_steps = self.num_calls = self.num_dropped = self.num_cut = 0
-        # Of the steps that are not counted yet: int8 [time, B], and float64 [time, B, *shape] per leaf.
+        # The steps that are not counted yet: int8 [time, B], and float64 [time, B, *shape] per leaf.
         self._kinds, self._rewards = np.zeros((0, 0), np.int8), list(self._returns)
         self._ended: list[dict[str, Any]] = []  # Results that are not returned yet.
         # What `_connect` has found out.
@@ -247,7 +247,7 @@ class EnvironmentLoop:
         num_steps, num_ended = int(np.count_nonzero(kinds)), len(self._ended)  # FIRST is 0.
         self.num_steps += num_steps
         self.num_calls += taken
-        # Between these steps, all episodes go on.
+        # All episodes go on at the other steps.
         turns = np.flatnonzero((kinds != MID).any(1)).tolist() if self._partial is None else range(taken)
         done = 0
         for turn in (*turns, taken):

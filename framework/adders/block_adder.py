@@ -257,7 +257,7 @@ class BlockAdder(Adder):
             return
         self._open, self._due = False, math.inf
         rows = block.time_steps
-        if rows is not None and rows.fault is not None:  # Its fault was raised where it was found.
+        if rows is not None and rows.fault is not None:  # The fault was raised where it was found.
             self.num_dropped_episodes += block.count_episodes()
             self._drop(block)
             return

@@ -21,7 +21,7 @@ from framework.environments.base import EnvironmentFault
 from framework.types import Nest
 
 _MISSING = (KeyError, IndexError, TypeError)
-_SMALL_BYTES = 1024  # Of one env's observation: up to this, making one array of all is fastest.
+_SMALL_BYTES = 1024  # Up to this size of one env's observation, making one array of all is fastest.
 _LARGEST_INTEGER = 2**24  # Up to this, float32 holds all integers.
 
 
@@ -65,9 +65,9 @@ class FieldChecker:
         leaves = specs.leaves(spec)
         for (path, leaf), start in zip(leaves, starts or [0] * len(leaves), strict=True):
             self._leaves.append((path, leaf.shape, leaf.dtype, self._bounds(leaf), start))
-        # Of one float, or one small array, of each env: the dtype in which they come as an array.
+        # The dtype in which one float, or one small array, of each env comes as an array.
         self._usual: np.dtype | None = None
-        # Of one integer of each env from 0 on: their unsigned dtype, and the largest.
+        # The unsigned dtype and the largest of one integer of each env, from 0 on.
         self._limit: tuple[np.dtype, Any] | None = None
         if len(self._leaves) == 1 and self._leaves[0][0] == () and not self._leaves[0][4]:
             self._find_usual(*self._leaves[0][1:4])

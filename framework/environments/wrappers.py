@@ -203,7 +203,7 @@ class _ObservationWrapper(EnvironmentWrapper):
     """Changes each observation by `_transform(timestep)`."""
 
     def write_to(self, rows: TimeStepRows | None) -> None:
-        return  # Its observations are new arrays.
+        return  # The observations are new arrays.
 
     def reset(self) -> dm_env.TimeStep:
         timestep = self._environment.reset()
@@ -297,7 +297,7 @@ class ObservationActionReward(EnvironmentWrapper):
         self.spec = self.spec._replace(observations=seen)
 
     def write_to(self, rows: TimeStepRows | None) -> None:
-        return  # Its observations are nests of others.
+        return  # The observations are nests of others.
 
     def reset(self) -> dm_env.TimeStep:
         return self._observe(copies(self._no_action), self._environment.reset())

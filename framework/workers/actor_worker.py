@@ -24,7 +24,7 @@ from framework.workers.worker import (
 )
 from launch.context import find_context
 
-_MOST_STEPS = 8  # Of one call, for an agent without unrolls that wait.
+_MOST_STEPS = 8  # The most in one call, for an agent without unrolls that wait.
 
 
 class ActorWorker(ProgramWorker):
@@ -88,7 +88,7 @@ class ActorWorker(ProgramWorker):
             self._gates.append(Lockstep(own, learner, counter, collector, unrolls))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         self._until_end = unrolls is not None and unrolls.of_episodes
-        # Without unrolls, an actor looks for parameters more often. The serial engine asks before each step
+        # An actor without unrolls looks for parameters more often. The serial engine asks before each step
         # whether replay has room.
         node = find_context()
         is_serial = node is not None and node.engine == "serial"
