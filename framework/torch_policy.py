@@ -39,7 +39,6 @@ class TorchPolicy(core.Policy):
         self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
         self.random = BlockGenerator(self.device).manual_seed(0)
         self.settings = OwnSettings(networks.parameters())
-        self._inference = torch.inference_mode()
         self._place = None if self.device.type == "cpu" else self.device
         self._versions = (-1, np.zeros(0, np.int64))
         settle(networks)
@@ -55,7 +54,7 @@ class TorchPolicy(core.Policy):
         return ()
 
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        with self.settings, self._inference:
+        with self.settings, torch.inference_mode():
             drawn, extras, state = self.act(as_tensors(observation, self._place), state)
             if not isinstance(observation, np.ndarray) and holds_tensors(observation):
                 return self.actions.to_environment(drawn), as_numpy(extras), state
