@@ -83,7 +83,8 @@ class Kernel:
 def test_an_interrupted_cell_leaves_the_kernel_and_the_run(engine, tmp_path, request):
     kernel = Kernel(tmp_path)
     request.addfinalizer(kernel.stop)
-    call = f"framework.train('ppo', 'gymnasium:CartPole-v1', engine='{engine}', directory='run', evaluate_period=5_000, "
+    call = f"framework.train('ppo', 'gymnasium:CartPole-v1', engine='{engine}', directory='run', "
+    call += "evaluate_period=5_000, "
     # An error would abort the cells that wait, too.
     cell = f"import framework; {call} max_env_steps=10_000_000, target_return=None)"
     kernel.client.execute(cell, stop_on_error=False)
