@@ -84,7 +84,10 @@ def test_an_interrupted_cell_leaves_the_kernel_and_the_run(engine, tmp_path, req
     kernel = Kernel(tmp_path)
     request.addfinalizer(kernel.stop)
     call = f"framework.train('ppo', 'gymnasium:CartPole-v1', engine='{engine}', directory='run', "
-    kernel.client.execute(f"import framework; {call} max_env_steps=10_000_000, target_return=None)")
+    call += "evaluate_period=5_000, "
+    # An error would abort the cells that wait, too.
+    cell = f"import framework; {call} max_env_steps=10_000_000, target_return=None)"
+    kernel.client.execute(cell, stop_on_error=False)
     kernel.wait_for("learner steps/s")  # It has learned by then.
     kernel.manager.interrupt_kernel()
     kernel.wait_for("ProgramInterrupted")
