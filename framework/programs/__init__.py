@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from framework.plans.rollout_worker import RolloutWorker as RolloutWorker
     from framework.plans.rollout_worker import concatenate as concatenate
     from framework.plans.rollout_worker import stack as stack
+    from framework.programs.greedy import GreedyPolicy as GreedyPolicy
     from framework.programs.loading import LoadedPolicy as LoadedPolicy
     from framework.programs.loading import load_policy as load_policy
     from framework.programs.make import make_program as make_program

@@ -478,7 +478,8 @@ def _unrecorded(value: Any) -> dict[str, str]:
 def git_commits() -> dict[str, str]:
     """The git commits of Repertory and of the working folder, with `-dirty` after uncommitted changes."""
     commits = {}
-    for name, folder in (("repertory", Path(__file__).parents[1]), ("working_folder", Path.cwd())):
+    package = Path(sys.modules["framework"].__path__[0])
+    for name, folder in (("repertory", package), ("working_folder", Path.cwd())):
         try:
             if name == "repertory":  # It may be in an environment within another repository.
                 _git(folder, "ls-files", "--error-unmatch", "__init__.py")

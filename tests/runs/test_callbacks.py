@@ -79,11 +79,13 @@ def test_events_change_the_given_object_and_its_state_comes_back(engine, tmp_pat
     assert launch.launch(program, engine) == {"reason": "enough"}
     assert {pid for _, pid, *_ in first.events} == {os.getpid()}
     assert first.events[0][::2] == ("start", 0) and first.events[-1][2:] == ({"reason": "enough"},)
-    assert first.evaluations == len(first.of("evaluation")) == 3 and first.of("checkpoint")
+    made = first.evaluations  # Nodes of other processes go on until the stop arrives.
+    assert made == len(first.of("evaluation")) >= 3 and first.of("checkpoint")
+    assert made == 3 or engine != "serial"
     steps = np.array(first.of("step"))
     assert len(steps) > 1 and (np.diff(steps, axis=0) >= 100).all()
 
-    again = Journal(stop_at=4)
+    again = Journal(stop_at=made + 1)
     engine = "threads" if engine == "serial" else engine  # An ended run is not extended on `serial`.
     program = make_program(RandomActions(), FakeEnvironment, config(tmp_path), callbacks=[again])
     assert launch.launch(program, engine) == {"reason": "enough"}
@@ -170,14 +172,14 @@ def test_two_programs_of_one_process_stop_each_by_their_own_callback(tmp_path):
         journal = Journal(stop_at=number)
         run = config(tmp_path / str(number))
         program = make_program(RandomActions(), FakeEnvironment, run, callbacks=[journal])
-        results[number] = launch.launch(program, "processes"), len(journal.of("evaluation"))
+        results[number] = launch.launch(program, "processes"), journal.evaluations >= number
 
     threads = [threading.Thread(target=one, args=(number,)) for number in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert results == {number: ({"reason": "enough"}, number) for number in (1, 2)}
+    assert results == {number: ({"reason": "enough"}, True) for number in (1, 2)}
 
 
 def test_a_mailbox_keeps_the_order_and_ends_the_waits(monkeypatch):
