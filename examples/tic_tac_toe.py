@@ -25,7 +25,7 @@ from framework.experiments.self_play import SelfPlay
 from framework.programs import LoadedPolicy, RunConfig, load_policy, make_program
 
 ENVIRONMENT = "pettingzoo:classic.tictactoe_v3"
-LINES = [0o7, 0o70, 0o700, 0o111, 0o222, 0o444, 0o421, 0o124]  # Sets of cells: cell i is bit i.
+LINES = [0o7, 0o70, 0o700, 0o111, 0o222, 0o444, 0o421, 0o124]  # Cell i is bit i.
 
 Opponent = Callable[[int, int], int]  # From the cells of both players, its own first, to a cell.
 

@@ -79,7 +79,7 @@ class SelfPlayPolicy(core.Policy):
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         seats, rows = len(self._group.agents), self._group.of_envs(self._group.rows(observation))
         own, extras, _ = self._policy.step(_learning(rows), ())
-        actions = np.repeat(own[:, None], seats, axis=1)  # Those of opponents follow.
+        actions = np.repeat(own[:, None], seats, axis=1)  # The opponents' moves replace theirs.
         for place in range(seats - 1):
             for opponent in np.unique(state[:, place]):
                 envs = np.flatnonzero(state[:, place] == opponent)

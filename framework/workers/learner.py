@@ -48,7 +48,7 @@ class Published:
     def __init__(self, name: str, setup: Setup, learner: core.Learner, counter: Any, checkpointer: Any):
         self._name, self._setup, self._learner = name, setup, learner
         self._counter, self._checkpointer, self.clock = counter, checkpointer, setup.clock
-        path = shared_path()  # Of the node, which may have several learners.
+        path = shared_path()  # The node may have several learners.
         self.block = VariableBlock(learner.parameters(), path and f"{path}-{name}")
         self.steps = self._counted = 0  # Made, and of those the ones that the counter knows.
         self._committed = (0, Stopwatch())  # Step at the last checkpoint, and time since then.

@@ -18,7 +18,7 @@ def test_a_population():
 def test_minimax_does_not_lose():
     assert tic_tac_toe.value(0, 0) == 0
     assert tic_tac_toe.value(0o3, 0o30) == 1  # It completes the first row.
-    assert tic_tac_toe.minimax(0o10, 0o3) == 2  # It stops the other.
+    assert tic_tac_toe.minimax(0o20, 0o3) == 2  # It stops the other.
 
 
 def test_tictactoe_is_learned_and_played():
