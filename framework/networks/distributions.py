@@ -55,6 +55,15 @@ class BlockGenerator(torch.Generator):
         rows = state["left"].items()
         self.left = {(kind, torch.Size(shape)): list(each.to(self.device)) for (kind, shape), each in rows}
 
+    def __reduce__(self) -> Any:  # That of torch makes a `torch.Generator`.
+        return _restored, (self.device.type, self.device.index, self.save())
+
+
+def _restored(device: str, index: int | None, state: dict[str, Any]) -> BlockGenerator:
+    generator = BlockGenerator(torch.device(device) if index is None else torch.device(device, index))
+    generator.restore(state)
+    return generator
+
 
 def draw(
     kind: str | int, shape: torch.Size, device: torch.device, generator: torch.Generator | None = None
