@@ -56,7 +56,7 @@ def test_a_checkpoint_of_a_gpu_is_restored_on_the_cpu():
     for byte in (0, 0, 1):
         of_gpu = torch.full((16,), byte, dtype=torch.uint8)
         learner.restore({**learner.save(), "generator": of_gpu})
-        policy.restore(of_gpu)
+        policy.restore({"generator": of_gpu, "left": {}})
         drawn.append([torch.rand(4, generator=each).tolist() for each in (learner._generator, policy.random)])
     assert drawn[0] == drawn[1] and all(one != other for one, other in zip(*drawn[1:], strict=True))
 

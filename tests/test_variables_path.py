@@ -37,7 +37,8 @@ def test_it_passes_few_functions_and_two_copies(tmp_path):
     block.publish(1, learner.parameters(), env_steps=20)
     actor.update()
     sys.setprofile(None)
-    # Two make arrays of the learner's tensors; two tell networks and policy that they have newer ones.
-    assert len(set(passed)) <= 11, passed  # 12 with the policy's step
+    # Two make arrays of the learner's tensors; two tell networks and policy that they have newer ones, and
+    # three that the networks' modules settle, whose calls are then quicker.
+    assert len(set(passed)) <= 14, passed  # 15 with the policy's step
     assert [name for name, _ in passed].count("copy_variables") == 2
     assert policy.progress == (1, 20)

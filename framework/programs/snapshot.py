@@ -32,6 +32,7 @@ import torch
 import launch
 from framework.checkpoints import package_versions
 from framework.config_checks import RaisedAs
+from framework.environments.rows import TimeStepChecker
 from framework.loggers import Logger
 from framework.pickling import ObjectPickler, pickle_module
 from framework.runs.callbacks import CallbackHost
@@ -208,6 +209,8 @@ class _Pickler(ObjectPickler):
             return launch.stop_event, ()
         if kind is VariableBlock:
             return obj.reduce_private()
+        if kind is TimeStepChecker:  # Elsewhere, it leaves out the rows, which are the actor's.
+            return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         if kind is launch.NodeClient:  # The class's own reduction is for other processes.
             return copyreg.__newobj__, (kind,), vars(obj)  # type: ignore[attr-defined]
         return super().reducer_override(obj)

@@ -108,7 +108,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, inference):
     config = dataclasses.replace(BASE, inference=inference, directory=whole, max_env_steps=steps)
     run(agent, environment, config)
     config = dataclasses.replace(config, directory=parts)
-    for passes in (23, 31):
+    for passes in (7, 9) if agent == "ppo" else (23, 31):  # A pass of PPO's actors is half an unroll.
         run(agent, environment, config, passes)
         assert "program" in last_checkpoint(parts).names
     run(agent, environment, config)
@@ -190,7 +190,7 @@ def test_another_graph_begins_new_episodes(tmp_path, caplog, monkeypatch, num_wa
 def test_a_state_of_another_user_is_not_unpickled(tmp_path, caplog, monkeypatch):
     config = dataclasses.replace(BASE, directory=str(tmp_path / "run"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
-    run("ppo", CARTPOLE, config, passes=40)
+    run("ppo", CARTPOLE, config, passes=20)
     assert (tmp_path / "one" / "repertory" / "snapshot-key").stat().st_mode & 0o777 == 0o600
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     run("ppo", CARTPOLE, config)
@@ -326,7 +326,7 @@ class Drawing(gymnasium.Env):
 def test_a_run_has_generators_and_settings_of_its_own_also_when_it_is_resumed(tmp_path):
     config = dataclasses.replace(BASE, max_env_steps=120, evaluate_period=None, log_period=10)
     returns = []
-    for directory, passes in (("whole", ()), ("parts", (10, 10))):
+    for directory, passes in (("whole", ()), ("parts", (4, 4))):
         config = dataclasses.replace(config, directory=str(tmp_path / directory))
         for count in (*passes, None):
             np.random.rand()  # The caller's generators are elsewhere at each start.
