@@ -81,13 +81,14 @@ class PolicyActor(core.Actor):
     def time_step_rows(self) -> TimeStepRows | None:
         """Rows into which the environment may write the next time steps; see `Adder.time_step_rows`.
 
-        None where a policy or an adder of another package sees them: they may change what they get.
+        None where a policy or an adder of another package sees them: they may change what they get. None
+        before `observe_first`, too, if there is an adder.
         """
         if not self._is_own:
             return None
         if self.adder is None:
             return self._rows
-        return None if self._copies else self.adder.time_step_rows()
+        return self.adder.time_step_rows() if self._stages and not self._copies else None
 
     def observe_first(self, timestep: Any) -> None:
         self.state = self._initial_state()

@@ -306,7 +306,8 @@ class EnvironmentLoop:
             finished = self.step(None if num_steps is None else num_steps - (self.num_steps - before))
             if finished is not None:
                 self._log(finished)
-        self._actor.flush_pending()
+        if (flush_pending := getattr(self._actor, "flush_pending", None)) is not None:
+            flush_pending()
         return self.num_steps - before
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class Block:
         observation = self.fields["observation"]
         held = {name: (self.fields[name].arrays, 1) for name in ("reward", "discount")}
         held["observation"] = (observation.arrays, observation.skip)
-        last = len(self.rows) - 1
+        last = len(self.rows) - 1 if observation.keeps_history else self.limit
         self.time_steps = TimeStepRows(self._example, observation.skip + 1, last, held, lock)
         self.time_steps.move(self.end + 1)
 
@@ -233,8 +233,11 @@ class Block:
             self.step_types[: history + 1] = self.step_types[by : t + 1]
             self.rows[: history + 1] = self.rows[by : t + 1]
             self.rows[history + 1 :] = NO_ROW
+        skip = self.fields["observation"].skip
         for field in self.fields.values():
             field.shift(by, history)
+        if self.fields["observation"].skip != skip:
+            self._retire()
         if self.time_steps is not None:
             self.time_steps.move(self.end + 1)
         if self.limit >= len(self.rows):
@@ -265,9 +268,15 @@ class Block:
             if len(rows):
                 self.writer.release(stream, rows)
 
+    def _retire(self) -> None:
+        """Ends `time_steps`: the arrays of its rows are others from now on."""
+        if self.time_steps is not None:
+            self.time_steps.retired = True
+        self.time_steps = None
+
     def _grow(self, length: int) -> None:
         """Makes room for a longer history."""
-        self.time_steps = None
+        self._retire()
         self.step_types = grown(self.step_types, length, NO_ROW)
         self.rows = grown(self.rows, length, NO_ROW)
         for field in self.fields.values():

@@ -64,6 +64,9 @@ class EpisodeAdder(BlockAdder):
             max_delay=max_delay,
         )
 
+    def time_step_rows(self) -> None:
+        return  # Each block has a history of another length, which moves the rows.
+
 
 @dataclasses.dataclass(eq=False)
 class EpisodeFormat(RowFormat):

@@ -28,7 +28,8 @@ class ForkingAdder(Adder):
             adder.add(action, next_timestep, extras)
 
     def time_step_rows(self) -> TimeStepRows | None:
-        return self._adders[0].time_step_rows()  # The others copy them.
+        first = self._adders[0]
+        return first.time_step_rows() if isinstance(first, Adder) else None  # The others copy them.
 
     def end_episodes(self) -> None:
         for adder in self._adders:
@@ -43,7 +44,8 @@ class ForkingAdder(Adder):
 
     def flush_pending(self, late: bool = False) -> None:
         for adder in self._adders:
-            adder.flush_pending(late)
+            if isinstance(adder, Adder):  # One of a user's own may have no more than the abstract methods.
+                adder.flush_pending(late)
 
     def make_room(self) -> None:
         for adder in self._adders:

@@ -100,7 +100,8 @@ class Border(EnvironmentWrapper):
         timestep = self._check(timestep)
         self.exact_rewards = exact = self._check.exact
         if self._environment.exact_rewards is not None:
-            inner, held = unrounded(self._environment, timestep), tree.flatten(timestep.reward)
+            seen = timestep._replace(reward=arrays(timestep.reward))  # They may be tensors.
+            inner, held = unrounded(self._environment, seen), tree.flatten(seen.reward)
             if exact is None:
                 exact = inner
             # What the environment inside gave is exact where a wrapper has not changed it.

@@ -44,6 +44,7 @@ class TimeStepRows:
       at: time index of the time step that is written next.
       verify: checks the leaves of each field and the exact rewards, `[n * B, ...]`; None: they are checked.
       fault: the error of a check that has failed, after which nothing of the rows may be used; else None.
+      retired: whether the owner has replaced the rows, so that time steps are written into new arrays.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TimeStepRows:
         self.at = self._checked = first
         self.verify: Callable[[list[list[np.ndarray]], list[np.ndarray]], None] | None = None
         self.fault: BaseException | None = None
+        self.retired = False
         self._lock = threading.Lock() if lock is None else lock
 
     def fits(self, example: Any) -> bool:
@@ -218,6 +220,8 @@ class TimeStepChecker:
 
     def _next_row(self) -> Row:
         """The row to write: of the rows of `write_to`, or of new arrays."""
+        if self._rows is not None and self._rows.retired:
+            self._rows = None
         if self._rows is not None:
             return self._rows.rows[self._rows.at]
         fields = [[np.empty(*leaf) for leaf in leaves] for leaves in self._layout]

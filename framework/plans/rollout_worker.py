@@ -20,7 +20,7 @@ from framework.networks import as_numpy, as_tensors
 from framework.replay import EmbeddedClient, ReplaySample
 from framework.replay.errors import ServerClosed
 from framework.types import Gradients
-from framework.workers.collector import make_collector
+from framework.workers.collector import Steps, make_collector
 from framework.workers.gates import Budget, Gate
 from framework.workers.last_samples import LastSamples
 from framework.workers.report import Report
@@ -162,10 +162,7 @@ class RolloutWorker:
         stopped = launch.stop_event()
         if stopped.is_set():
             raise launch.ProgramStopped(f"{self.name}: the program stops.")
-        steps = self.collector.collect(most, self._report.budget.left, stopped.is_set)
-        self._report.budget.took(steps)
-        self._report.took(steps)
-        return steps.calls
+        return self._took(self.collector.collect(most, self._report.budget.left, stopped.is_set))
 
     def finish(self) -> None:
         """Makes the env steps that are left of the program's budget. Their data is dropped."""
@@ -202,8 +199,14 @@ class RolloutWorker:
                 raise launch.ProgramStopped(f"{self.name}: the program stops.") from None
             if not self.collector.recover(error):
                 raise
+            self._took(self.collector.collect(1, 0))  # The steps before the error; no others.
             return False
         return True
+
+    def _took(self, steps: Steps) -> int:
+        self._report.budget.took(steps)
+        self._report.took(steps)
+        return steps.calls
 
     def _begin(self, steps: int) -> None:
         self.collector.update()

@@ -9,7 +9,7 @@ from typing import Any
 
 import launch
 from framework.replay.errors import ServerClosed
-from framework.workers.collector import Collector, Turns, make_collector, make_served
+from framework.workers.collector import Collector, Turns, flush_pending, make_collector, make_served
 from framework.workers.gates import Budget, Gate, LostSteps
 from framework.workers.last_samples import LastSamples
 from framework.workers.lockstep import Lockstep, Unrolls
@@ -126,8 +126,7 @@ class ActorWorker(ProgramWorker):
             self._collector.update()
         for gate in self._gates:
             if not gate.open():
-                for adder in self._collector.adders:
-                    adder.flush_pending()
+                flush_pending(self._collector.adders)
                 if gate is self._budget and all(each.open() for each in self._exits):
                     self._finish()
                 return  # The caller checks for a stop of the program, and calls again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from framework import core
@@ -245,6 +245,13 @@ class Turns:
 
 def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {name: one[name] + other[name] for name in one}
+
+
+def flush_pending(adders: Iterable[Any]) -> None:
+    """Hands staged time steps to replay before a wait; a user's own adder may have none."""
+    for adder in adders:
+        if hasattr(adder, "flush_pending"):
+            adder.flush_pending()
 
 
 def make_collector(

@@ -9,7 +9,7 @@ from typing import Any
 import launch
 from framework import core
 from framework.replay.errors import DeadlineExceededError
-from framework.workers.collector import Collector, Steps, Turns
+from framework.workers.collector import Collector, Steps, Turns, flush_pending
 from framework.workers.gates import WAIT_S, Gate
 
 _LAST_STEP_S = 60.0  # Limit of the wait for the learner's last step.
@@ -181,8 +181,7 @@ class Lockstep(Gate):
         """
         version = self._collector.version
         if version < needed:
-            for adder in self._collector.adders:
-                adder.flush_pending()
+            flush_pending(self._collector.adders)
         if version >= needed or self._is_available(needed, WAIT_S, self._name):
             self._waits = 0
             return True
