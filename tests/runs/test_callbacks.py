@@ -111,7 +111,7 @@ class Watch(Callback):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_callback_acts_with_the_parameters_of_the_moment(engine):
-    run = RunConfig(max_env_steps=128, evaluate_period=64, num_evaluation_episodes=1, envs_per_actor=4)
+    run = RunConfig(max_env_steps=8192, evaluate_period=1024, num_evaluation_episodes=1, envs_per_actor=4)
     agent, watch = PPO(PPOConfig(unroll_length=8, minibatch_size=None, epochs=1)), Watch()
     with pytest.raises(launch.LaunchError, match="got no running program"):
         watch.policy()
