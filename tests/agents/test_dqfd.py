@@ -13,7 +13,7 @@ from config_fields import by, unchanged
 import launch
 from agents.dqfd import DEMONSTRATIONS_TABLE, DQfD, DQfDConfig, mountain_car
 from agents.dqn import DQNConfig
-from framework import datasets, demonstrations, environments, replay, specs
+from framework import datasets, environments, replay, specs
 from framework.adders import REPLAY_TABLE
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import read_jsonl
@@ -29,7 +29,7 @@ NUM_ITEMS = 18
 
 def episodes(count=1, seed=7):
     environment = environments.make(FakeEnvironment, num_envs=1, seed=seed)
-    return demonstrations.record(environment, lambda observation: np.array([1]), count)
+    return datasets.record(environment, lambda observation: np.array([1]), count)
 
 
 def make_client(agent, items=16):
@@ -129,9 +129,9 @@ def test_every_field_changes_something():
 
 
 def test_demonstrations_are_needed_and_fit_the_environment():
-    with pytest.raises(ValueError, match=r"demonstrations: got None, expected a \.npz file"):
+    with pytest.raises(ValueError, match=r"demonstrations: got None, expected a folder"):
         make_program(DQfD(), FakeEnvironment)
-    with pytest.raises(ValueError, match="demonstrations: got the observation"):
+    with pytest.raises(ValueError, match="got the observation"):
         make_program(DQfD(SMALL), EchoEnvironment)
     with pytest.raises(ValueError, match=r"^demonstrations: got 3, expected "):
         DQfDConfig(demonstrations=3)

@@ -32,7 +32,7 @@ from torch import nn
 
 import launch
 from agents.ppo import PPO
-from framework import demonstrations, environments
+from framework import datasets, environments
 from framework.environments.testing import FakeEnvironment, MaskedEnvironment, make_spec
 from framework.networks import as_numpy
 from framework.parameters import NamedArrays
@@ -274,7 +274,7 @@ def test_no_target_is_of_an_illegal_action(name):
 def shown():
     """Demonstrations for DQfD."""
     environment = environments.make(FakeEnvironment, num_envs=1, seed=0)
-    return demonstrations.record(environment, lambda observation: np.array([1]), 3)
+    return datasets.record(environment, lambda observation: np.array([1]), 3)
 
 
 NESTED = make_spec(

@@ -53,6 +53,8 @@ RUNS = {
     "steps": f"""
         {DQN} --engine serial --num-actors 1 --max-learner-steps 5 --publish-period 1 --learner-threads 2
         --evaluate-period None --target-return None --checkpoint-minutes 1e-9""",
+    "data": """bc --environment gymnasium:MountainCar-v0 --dataset 'agents.dqfd:mountain_car(count=2)'
+        --max-learner-steps 3 --evaluate-period None --engine serial""",
     "built": f"""
         {DQN} --num-actors 2 --min-actors 1 --min-actors-timeout 77 --num-learners 2 --replay-shards 2
         --variable-sources 1
@@ -157,6 +159,7 @@ OPTIONS = {
     # Without it, the file would be refused.
     "allow": ("learns", lambda run: f"{OURS}:SinglePrecision" in run.folder.config.wrappers),
     "restarts": ("served", lambda run: run.folder.restarts == 1),
+    "dataset": ("data", lambda run: run.rows("learner")[-1]["steps"] == 3 and not run.rows("actor")),
     "directory": ("learns", lambda run: (run.path / "config.yaml").exists()),
     "seed": ("learns", lambda run: run.folder.config.seed == 7),
     "init": ("steps", begins_with_the_best),

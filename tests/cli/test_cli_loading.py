@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from framework import demonstrations
+from framework.datasets import record
 from framework.programs import load_policy
 from framework.runs.run_folder import RunError
 from framework.types import FIRST
@@ -79,7 +79,7 @@ def test_a_memory_is_kept_until_reset_and_recording_restarts_it(with_memory):
 
     step = policy._policy.step
     policy._policy.step = lambda observation, state: seen.append(state[1]) or step(observation, state)
-    episodes = list(demonstrations.record(policy.make_environment(), policy, 2))
+    episodes = list(record(policy.make_environment(), policy, 2))
     begins = np.concatenate([each.start_of_episode[:-1] for each in episodes])
     assert begins.tolist() == [not any(leaf.any() for leaf in memory) for memory in seen]
 

@@ -182,7 +182,7 @@ def test_the_page_on_flows(engine, capsys):
     page = pathlib.Path(__file__).parents[3] / "docs" / "flow.md"
     code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile(code.replace("serial", engine), str(page), "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out == "3\n"
+    assert capsys.readouterr().out == "[1, 3, 5]\n"
 
 
 def test_torch_has_one_thread_in_a_node(monkeypatch):

@@ -1,0 +1,75 @@
+"""`repertory record`: episodes of a run's policies and of random actions, in a folder."""
+
+import numpy as np
+import pytest
+from helpers import fresh_runs
+
+from agents.dqn import DQN, DQNConfig
+from framework import environments
+from framework.commands import record
+from framework.datasets import read_episodes
+
+CARTPOLE = "gymnasium:CartPole-v1"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose policy always does the same, as long as its parameters are new."""
+    spec = environments.make(CARTPOLE).spec
+    return fresh_runs.make(tmp_path_factory.mktemp("runs") / "dqn", DQN(DQNConfig(hidden_sizes=(8,))), spec)
+
+
+def test_the_latest_policy_with_and_without_noise(repertory, run, tmp_path):
+    taken = {}
+    for noise in (0, 0.5):
+        path = tmp_path / f"noise-{noise}"
+        flags = ("--policy", "latest", "--noise", noise, "--episodes", 4, "--output", path)
+        code, out, err = repertory("record", run, *flags)
+        assert (code, err) == (0, "") and "4 episodes" in out
+        episodes = read_episodes(path)
+        assert (
+            len(episodes) == 4 and episodes.about["noise"] == noise and episodes.about["source"] == str(run)
+        )
+        taken[noise] = np.concatenate([each.action[:-1] for each in episodes])
+        assert episodes.spec.actions.num_values == 2
+    greedy = [len(set(each.tolist())) for each in (taken[0], taken[0.5])]
+    assert greedy[1] == 2 and abs(taken[0.5].mean() - 0.5) < 0.35
+
+
+def test_mixed_episodes_are_of_each_policy_in_turns(repertory, run, tmp_path, monkeypatch):
+    asked = []
+    load = record.load_policy
+    monkeypatch.setattr(
+        record, "load_policy", lambda path, name, allow: asked.append(name) or load(path, None)
+    )
+    acted = []
+    acting = record._Acting.__call__
+    monkeypatch.setattr(
+        record._Acting, "__call__", lambda self, seen: acted.append(self._noise) or acting(self, seen)
+    )
+    code, _, err = repertory(
+        "record", run, "--policy", "mixed", "--episodes", 3, "--output", tmp_path / "data"
+    )
+    assert (code, err, asked) == (0, "", ["best", "latest"])
+    lengths = read_episodes(tmp_path / "data").lengths
+    assert acted == [0.0] * int(lengths[0] + lengths[1]) + [1.0] * int(lengths[2])
+
+
+def test_random_actions_in_an_environment(repertory, tmp_path):
+    flags = ("--policy", "random", "--episodes", 5, "--output", tmp_path / "data")
+    assert repertory("record", CARTPOLE, *flags)[0] == 0
+    actions = np.concatenate([each.action for each in read_episodes(tmp_path / "data")])
+    assert 0.2 < actions.mean() < 0.8
+
+
+def test_wrong_arguments(repertory, run, tmp_path):
+    (tmp_path / "old").mkdir()
+    for flags, text in (
+        ((run, "--output", tmp_path / "old"), "exists. Give a new folder"),
+        ((CARTPOLE, "--output", tmp_path / "new"), "holds no run"),
+        ((run, "--output", tmp_path / "new", "--noise", 2), "--noise: got 2.0"),
+        ((run, "--output", tmp_path / "new", "--policy", "best"), "best parameters"),
+    ):
+        code, _, err = repertory("record", *flags)
+        assert code in (1, 2) and text in err, err
+    assert not (tmp_path / "new").exists()
