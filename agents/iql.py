@@ -34,9 +34,9 @@ class IQLConfig(OffPolicyConfig):
     critic_learning_rate: float = 3e-4  # Initial learning rate of critics and value (Adam).
     target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.
     target_update_period: int = 1  # Learner steps between updates of the target critics.
-    expectile: float = 0.7  # Of the values of the data's actions. 0.5 is their mean; near 1, their maximum.
+    expectile: float = 0.7  # 0.5 is the mean of the values of the data's actions; near 1, their maximum.
     temperature: float = 3.0  # Weight of advantages in the exponent. 0 clones the data.
-    largest_weight: float = 100.0  # Of an item in the policy's loss.
+    largest_weight: float = 100.0  # Largest weight of an item in the policy's loss.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of policy, critics and value.
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class IQLNetworks(nn.Module):
         else:
             self.actions = networks.make_squashed_actions(spec.actions, "IQL, or one discrete action")
             size = self.actions.head_spec.shape[0]
-            # As in the paper, the mean is squashed and the standard deviation depends on nothing.
+            # The mean is squashed and the standard deviation depends on nothing.
             make_head = lambda width: GaussianHead(width, size, tanh_mean=True)  # noqa: E731
         self.policy = PolicyNetwork(
             spec.observations, config.hidden_sizes, make_head or self.actions.make_head

@@ -33,7 +33,7 @@ class RecordOptions:
     policy: Literal["best", "latest", "random", "mixed"] = "best"
     layout: Literal["npz", "minari"] = "npz"  # Shards of this project, or Minari's files.
     noise: float = 0.0  # Chance of a random action in each step.
-    seed: int = 0  # Of the environment's episodes and of random actions.
+    seed: int = 0  # Seeds the environment's episodes and random actions.
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
 
 

@@ -43,7 +43,7 @@ class ReportOptions:
     # An episode of the run with the best last return of each experiment: the video in the run's folder if no
     # checkpoint is newer, or a new one.
     video: bool = True
-    # Whose policy acts: best (as evaluated during the run), latest, previous, or a step. By default best, and
+    # The policy: best (as evaluated during the run), latest, previous, or a step. By default best, and
     # latest if nothing was evaluated.
     checkpoint: Checkpoint = None
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.

@@ -20,7 +20,7 @@ from framework.adders import Adder
 from framework.specs import Array, EnvironmentSpec
 from framework.types import FIRST, LAST, MID, Nest, Step
 
-FIELDS = Step._fields[:4]  # Those in files.
+FIELDS = Step._fields[:4]  # Files hold these.
 _STREAMS = 64  # Most episodes that one adder takes side by side.
 _CHUNK = 64 << 20  # Bytes of the episodes that are played at a time.
 
@@ -135,7 +135,7 @@ def _play(episodes: Iterable[Step], width: int, adder: Adder) -> None:
         observation, action, reward, discount = (functools.partial(_take, each) for each in rows)
         adder.add_first(dm_env.TimeStep(kinds[0], None, None, observation(index[0])))
         for now, then, kind in zip(index, index[1:], kinds[1:], strict=False):
-            begins = kind == FIRST  # As in a loop, the action is ignored then.
+            begins = kind == FIRST  # The action is ignored then.
             step = dm_env.TimeStep(kind, reward(now, begins, 0), discount(now, begins, 1), observation(then))
             adder.add(action(now), step)
     adder.close()

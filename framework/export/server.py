@@ -29,7 +29,7 @@ from framework.types import Nest
 from launch.errors import message_of
 
 MAX_ROWS = 1024  # In one request.
-_PATIENCE_S = 30.0  # For a request, its body, and its answer.
+_PATIENCE_S = 30.0  # Seconds for a request, its body, and its answer.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # Buckets of the time of a request.
 
 
@@ -247,7 +247,7 @@ def _read(spec: Nest, value: Any, name: str) -> Nest:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name}: got {value!r:.80}, expected lists of numbers, [B, *{tuple(spec.shape)}].")
-    if not array.size:  # Of no rows, which has no dtype either.
+    if not array.size:  # An array without rows has no dtype either.
         return array.astype(spec.dtype)
     if array.dtype.kind in "iu" and spec.dtype.kind in "iu":  # JSON has one kind of integers.
         low, high = np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max

@@ -49,8 +49,10 @@ class BlockGenerator(torch.Generator):
         left = {(kind, tuple(shape)): torch.stack(each) for (kind, shape), each in self.left.items() if each}
         return {"generator": self.get_state(), "left": left}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Any) -> None:
         """Continues from what `save` returned, here or on another device."""
+        if isinstance(state, torch.Tensor):  # Earlier versions drew nothing ahead.
+            state = {"generator": state, "left": {}}
         restore_generator(self, state["generator"])
         rows = state["left"].items()
         self.left = {(kind, torch.Size(shape)): list(each.to(self.device)) for (kind, shape), each in rows}
