@@ -327,7 +327,8 @@ def run(name, monkeypatch):
 
 
 def test_every_agent_has_a_program():
-    assert sorted(PROGRAMS) == agent_names()
+    of_files = {"bc", "cql", "iql", "td3_bc"}  # See tests/programs/test_program_clock.py.
+    assert sorted(PROGRAMS) == [name for name in agent_names() if name not in of_files]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
