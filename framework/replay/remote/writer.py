@@ -221,6 +221,8 @@ class ServedWriter(BatchWriter):
 
     def _push_late(self) -> None:
         with self.lock:
+            if self._timer is not None:
+                self._timer.cancel()  # one timer at a time, whoever calls this
             self._timer = None
             if self._ended is not None:
                 return
