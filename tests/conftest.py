@@ -4,6 +4,7 @@ Idle OpenMP threads spin, and tests share the cores. A test that reaches its tim
 processes that it started: a moment before, each of them says on stderr where its threads are, and ends.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid in reasons:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish(session):
+    """What all tests have imported is left out of collections of garbage: each would walk it for a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
