@@ -32,8 +32,8 @@ from framework.replay import ReplaySample
 
 # One for each kind of loss.
 KINDS = ("a2c", "dqn", "impala", "ppo", "r2d2", "rainbow", "sac", "td3")
-# A compilation takes seconds: those of others are in `make release`. That no loss reads a tensor is seen on the
-# device `meta`, too.
+# A compilation takes seconds: those of others are in `make release`. That no loss reads a tensor is seen on
+# the device `meta`, too.
 COMPILED = ("a2c", "dqn", "impala", "ppo", "sac")
 as_traced = functools.partial(torch.compile, fullgraph=True, backend="aot_eager", isolate_recompiles=True)
 STEPS = 20
