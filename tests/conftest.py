@@ -93,8 +93,9 @@ def abort_children(launcher: int) -> None:
             continue  # it has ended meanwhile
 
 
-def watched(item):
-    """Around a phase of a test: the processes it has started are aborted a moment before its limit."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Around a test: the processes it has started are aborted a moment before its limit."""
     marker = item.get_closest_marker("timeout")
     limit = float(marker.args[0] if marker and marker.args else item.config.getini("timeout") or 0)
     if item.config.getoption("timeout", None) is not None:
@@ -108,14 +109,3 @@ def watched(item):
         return (yield)
     finally:
         timer.cancel()
-
-
-# A fixture may start processes too.
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    return (yield from watched(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    return (yield from watched(item))

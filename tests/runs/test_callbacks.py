@@ -18,7 +18,6 @@ from framework.programs import Callback, RunConfig, make_program
 from framework.runs import callbacks as module
 from framework.runs.callbacks import CallbackHost, Mailbox
 
-ENGINES = ["serial", "threads", "processes"]
 CARTPOLE = "gymnasium:CartPole-v1"
 
 
@@ -78,7 +77,7 @@ def config(tmp_path, **settings) -> RunConfig:
     return RunConfig(directory=str(tmp_path / "run"), **{**usual, **settings})
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_events_change_the_given_object_and_its_state_comes_back(engine, tmp_path):
     first = Journal(stop_at=3)
     program = make_program(RandomActions(), FakeEnvironment, config(tmp_path), callbacks=[first])
