@@ -6,13 +6,11 @@ import importlib.util
 import pathlib
 import re
 
+import fresh_runs
 import pytest
 
-from framework.checkpoints import torch_part
-from framework.commands import building, cli
-from framework.loggers import JSONLLogger
-from framework.programs import RunConfig, make_agent
-from framework.runs.run_folder import RunFolder
+from framework.commands import cli
+from framework.programs import make_agent
 
 PAGE = (pathlib.Path(__file__).resolve().parents[1] / "docs" / "faq.md").read_text(encoding="utf-8")
 CASES = re.findall(r"```sh\nrepertory (.*)\n```\n\n> (.*)\n", PAGE)
@@ -21,17 +19,8 @@ CASES = re.findall(r"```sh\nrepertory (.*)\n```\n\n> (.*)\n", PAGE)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of PPO in CartPole with a checkpoint of 30 steps and one evaluation in its rows."""
-    config = RunConfig(directory=str(tmp_path_factory.mktemp("runs") / "run"), max_env_steps=100).decided({})
-    agent = make_agent("ppo")
-    spec = building.environment_spec(agent, "gymnasium:CartPole-v1", config)
-    folder = RunFolder.describe(agent, "gymnasium:CartPole-v1", config, spec)
-    folder.save()
-    learner = agent.make_learner(agent.make_networks(spec), spec)
-    parts = {"learner": torch_part({"learner": learner.save(), "steps": 0})}
-    folder.checkpointer.save(30, {**parts, "counter": torch_part({"counts": {"env_steps": 30}})})
-    with JSONLLogger(folder.metrics) as log:
-        log.write({"label": "evaluator", "env_steps": 30, "episode_return": 1.0})
-    return folder.path
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return fresh_runs.make(path, make_agent("ppo"), steps=[30], returns=[1.0], max_env_steps=100).path
 
 
 def test_the_page_has_twenty_errors():

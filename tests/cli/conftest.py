@@ -6,12 +6,10 @@ import resource
 
 import pytest
 import warm_python
+from helpers import fresh_runs
 
-from framework.checkpoints import torch_part
-from framework.commands import building, cli
-from framework.loggers import JSONLLogger
-from framework.programs import RunConfig, make_agent
-from framework.runs.run_folder import RunFolder
+from framework.commands import cli
+from framework.programs import make_agent
 
 
 @pytest.fixture
@@ -63,24 +61,8 @@ def make_run(tmp_path):
     """Makes the folder of a run, with returns of evaluations and a checkpoint for each of ``steps``."""
 
     def make(name="run", steps=(), returns=(), agent="random_actions", **settings):
-        environment = settings.pop("environment", "gymnasium:CartPole-v1")
-        config = RunConfig(**{"max_env_steps": 1000, "directory": str(tmp_path / name), **settings})
-        config = config.decided({})
-        made = make_agent(agent)
-        spec = building.environment_spec(made, environment, config)
-        folder = RunFolder.describe(made, environment, config, spec)
-        folder.save()
-        parts = {}
-        if steps and agent != "random_actions":
-            learner = made.make_learner(made.make_networks(spec), spec)
-            parts["learner"] = torch_part({"learner": learner.save(), "steps": 0})
-        for step in steps:
-            parts["counter"] = torch_part({"counts": {"env_steps": step}})
-            folder.checkpointer.save(step, parts)
-        if returns:
-            with JSONLLogger(folder.metrics) as log:
-                for number, value in enumerate(returns, 1):
-                    log.write({"label": "evaluator", "env_steps": 100 * number, "episode_return": value})
-        return dataclasses.replace(folder)
+        settings = {"max_env_steps": 1000, **settings}
+        made = fresh_runs.make(tmp_path / name, make_agent(agent), None, steps, returns, **settings)
+        return dataclasses.replace(made)
 
     return make

@@ -5,7 +5,6 @@ import pytest
 from helpers import fresh_runs
 
 from agents.dqn import DQN, DQNConfig
-from framework import environments
 from framework.commands import record
 from framework.datasets import read_episodes
 
@@ -15,8 +14,7 @@ CARTPOLE = "gymnasium:CartPole-v1"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run whose policy always does the same, as long as its parameters are new."""
-    spec = environments.make(CARTPOLE).spec
-    return fresh_runs.make(tmp_path_factory.mktemp("runs") / "dqn", DQN(DQNConfig(hidden_sizes=(8,))), spec)
+    return fresh_runs.make(tmp_path_factory.mktemp("runs") / "dqn", DQN(DQNConfig(hidden_sizes=(8,)))).path
 
 
 def test_the_latest_policy_with_and_without_noise(repertory, run, tmp_path):

@@ -63,7 +63,7 @@ def serve(tmp_path):
     clients = []
 
     def start(agent, spec, **options):
-        run = fresh_runs.make(tmp_path / "run", agent, spec)
+        run = fresh_runs.make(tmp_path / "run", agent, spec).path
         clients.append(Client(PolicyService(lambda: load_policy(run), **options).app))
         return clients[-1]
 
@@ -165,7 +165,7 @@ def test_new_checkpoints_are_taken_without_a_lost_request(serve, tmp_path):
     try:
         old = client.json("/act", given)
         for step in (1500, 2000):
-            fresh_runs.make(run, agent, spec, step=step, seed=step)
+            fresh_runs.make(run, agent, spec, [step], new=step)
             waited = threading.Event()
             for _ in range(300):
                 if client.json("/health")["step"] == step or waited.wait(0.1):
