@@ -299,6 +299,7 @@ ROWS = {
     "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 200_000, 720, flags=_PLAIN_TD3),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
+    "dm-walker-sac": Row("sac", "dm_control:walker/walk", 100_000),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -19, gain=10),
