@@ -58,9 +58,10 @@ class Moments(Module):
         squares = add((deviations**2).sum(0))
         count = self.count + n
         delta, divisor = mean - self.mean, count.clamp(min=1.0)
-        self.squares.add_(squares + delta**2 * (self.count * n / divisor))
-        self.mean.add_(delta * (n / divisor))
-        self.count.copy_(count)
+        squares = squares + delta**2 * (self.count * n / divisor)
+        # Torch 2.13 drops what is added to a float64 tensor without axes when it compiles, but not to a view.
+        for own, more in ((self.squares, squares), (self.mean, delta * (n / divisor)), (self.count, n)):
+            own.unsqueeze(0).add_(more)
 
     def std(self) -> torch.Tensor:
         """Standard deviation, float32 `[*shape]`; 1 for fewer than two values."""
