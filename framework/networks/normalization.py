@@ -39,7 +39,7 @@ class Moments(Module):
     ) -> None:
         """Adds values `[n, *shape]`; an empty batch changes nothing.
 
-        No size depends on data, so a compiled or captured learner step can have it.
+        No size depends on data, so it can be part of a compiled or captured learner step.
 
         Args:
           values: the values.
@@ -52,7 +52,7 @@ class Moments(Module):
         n = add(weights.sum())
         if rows is not None:  # Rows that do not count may hold NaN, and 0 times NaN is NaN.
             weights = weights.reshape(-1, *[1] * (values.dim() - 1))
-            values = torch.where(weights > 0, values, 0.0)
+            values = values.masked_fill(weights == 0, 0.0)
         mean = add(values.sum(0)) / n.clamp(min=1.0)
         deviations = values - mean if rows is None else weights * (values - mean)
         squares = add((deviations**2).sum(0))
