@@ -20,6 +20,7 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.d4pg import DM_CONTROL_RUN
 from agents.td3 import HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
@@ -244,7 +245,15 @@ class SAC(OffPolicyAgent):
 
 PRESETS: Mapping[str, Preset] = {
     # -157.9 to -160.7, greedy over 100 episodes, at 20,000 steps on seeds 1 to 5.
-    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+    **dict.fromkeys(
+        ("gymnasium:Pendulum-v1", "testing:BadlyScaledPendulum"),
+        Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+    ),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
     "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
+    # A learner step for every 2 env steps, as D4PG's.
+    "dm_control:walker/walk": Preset(
+        agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},
+        run={**DM_CONTROL_RUN, "max_env_steps": 100_000, "evaluate_period": 10_000},
+    ),
 }

@@ -72,6 +72,7 @@ _PLAIN_TD3 = (
     *("--exploration-std", "0.1", "--exploration-correlation", "0", "--learning-rate-decay", "None"),
     "--no-layer-norm",
 )
+_COMPILED = ("--step-mode", "compile")
 _SEQUENCES = ("--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16")
 _MASKED: dict[str, tuple[str, ...]] = {
     "a2c": _UNROLLS,
@@ -212,6 +213,11 @@ ROWS = {
         ceiling=-400,
         flags=("--lstm-size", "None"),
     ),
+    # With statistics of observations, and without.
+    "badly-scaled-pendulum-sac": Row(
+        "sac", "testing:BadlyScaledPendulum", 5_000, -200, flags=("--normalize-observations",)
+    ),
+    "badly-scaled-pendulum-sac-raw": Row("sac", "testing:BadlyScaledPendulum", 5_000, ceiling=-800),
     "memory-impala-feedforward": Row(
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),
@@ -299,6 +305,10 @@ ROWS = {
     "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 200_000, 720, flags=_PLAIN_TD3),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
+    "dm-walker-sac": Row("sac", "dm_control:walker/walk", 100_000, flags=_COMPILED),
+    "dm-walker-sac-normalized": Row(
+        "sac", "dm_control:walker/walk", 100_000, flags=("--normalize-observations", *_COMPILED)
+    ),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -19, gain=10),
