@@ -22,6 +22,7 @@ class Row:
       gain: by how much every seed's return must exceed the one before the policy adapted to a task.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
+      metric: the metric of episodes that is held against these, such as `is_success`; empty: the return.
       flags: further flags of the command.
       exception: why some seed misses what the row asks, or why the row asks nothing; empty where all meet it.
     """
@@ -33,6 +34,7 @@ class Row:
     ceiling: float | None = None
     gain: float | None = None
     published: str = ""
+    metric: str = ""
     flags: tuple[str, ...] = ()
     exception: str = ""
 
