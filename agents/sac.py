@@ -20,7 +20,7 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
-from agents.td3 import HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
+from agents.td3 import GOALS, GOALS_RUN, HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
@@ -247,4 +247,6 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
     "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
+    # At a temperature of 1, the entropy outweighs rewards of -1 for the first 5,000 learner steps.
+    "tasks:PointMaze": Preset({**GOALS, "initial_temperature": 0.05}, {**GOALS_RUN, "max_env_steps": 10_000}),
 }

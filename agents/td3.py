@@ -255,6 +255,23 @@ PENDULUM = {
 PENDULUM_RUN = {"num_actors": 1, "envs_per_actor": 1, "max_env_steps": 20_000, "evaluate_period": 5_000}
 HALF_CHEETAH = {"min_replay_size": 5_000, "batch_size": 128, "samples_per_insert": 128.0}
 MUJOCO_RUN = {"num_actors": 1, "envs_per_actor": 1, "evaluate_period": 20_000}
+# A learner step for every 2 env steps, which have 5 items each.
+GOALS = {
+    "hindsight_goals": 4,
+    "discount": 0.95,
+    "min_replay_size": 2_500,
+    "batch_size": 128,
+    "samples_per_insert": 12.8,
+    "hidden_sizes": (64, 64),
+    "learning_rate": 1e-3,
+    "target_update_rate": 0.02,
+}
+GOALS_RUN = {
+    "num_actors": 1,
+    "envs_per_actor": 1,
+    "evaluate_period": 2_500,
+    "info_metrics": ("is_success",),
+}
 # Both agents have these.
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(PENDULUM, PENDULUM_RUN),

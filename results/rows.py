@@ -303,6 +303,16 @@ ROWS = {
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
+    # Without hindsight, as many learner steps.
+    "maze-sac": Row(
+        "sac",
+        "tasks:PointMaze",
+        10_000,
+        ceiling=0.2,
+        metric="is_success",
+        flags=("--hindsight-goals", "0", "--min-replay-size", "500", "--samples-per-insert", "64"),
+    ),
+    "maze-sac-hindsight": Row("sac", "tasks:PointMaze", 10_000, 0.9, metric="is_success"),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -19, gain=10),
     # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(
