@@ -92,8 +92,7 @@ class PPOPolicy(TorchPolicy):
     def __init__(self, networks: PPONetworks, evaluation: bool = False):
         names = [name for name, _ in networks.named_children() if name not in _LEARNER_ONLY]
         super().__init__(networks, networks.actions, variables=tuple(names))
-        self._initial_state, self._normalizer = networks.initial_state, networks.normalizer
-        self._act = networks.act
+        self._initial_state, self._act = networks.initial_state, networks.act
         self._greedy = evaluation
 
     @torch.inference_mode()
@@ -101,7 +100,7 @@ class PPOPolicy(TorchPolicy):
         return self._initial_state(batch_size)
 
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
-        distribution, next_state = self._act(self._normalizer(observation), state)
+        distribution, next_state = self._act(observation, state)
         drawn = distribution.mode() if self._greedy else distribution.sample(self.random)
         extras: dict[str, Nest] = {
             "policy": self.actions.parameters(distribution),

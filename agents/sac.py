@@ -20,6 +20,7 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.d4pg import DM_CONTROL_RUN
 from agents.td3 import GOALS, GOALS_RUN, HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
@@ -249,4 +250,9 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
     # At a temperature of 1, the entropy outweighs rewards of -1 for the first 5,000 learner steps.
     "tasks:PointMaze": Preset({**GOALS, "initial_temperature": 0.05}, {**GOALS_RUN, "max_env_steps": 10_000}),
+    # A learner step for every 2 env steps, as D4PG's.
+    "dm_control:walker/walk": Preset(
+        agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},
+        run={**DM_CONTROL_RUN, "max_env_steps": 100_000},
+    ),
 }

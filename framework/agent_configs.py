@@ -53,6 +53,7 @@ class OffPolicyConfig(AgentConfig):
 
     n_step: int = 1  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     reward_clip: float | None = None  # Each reward is clipped to +- this before n are summed; None keeps it.
+    normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
     max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
     min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.

@@ -43,7 +43,7 @@ from framework.datasets.episodes import plain_spec, play
 from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.learners.gradient import PAYS_FROM_STEPS, why_not
-from framework.networks import check_action_mask, inputs
+from framework.networks import ObservationNormalizer, check_action_mask, inputs
 from framework.own_settings import OwnSettings
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
@@ -337,6 +337,37 @@ class OffPolicyAgent(TorchAgent):
         """The rewards of `Transition`s, and the discounts of the values that follow, both float32[N]."""
         # The adder omits one factor of the n-step discount; apply it here.
         return data.reward.float(), self.config.discount * data.discount.float()
+
+    def custom_networks(
+        self, spec: specs.EnvironmentSpec, default: core.NetworksFn, members: Sequence[str]
+    ) -> Any:
+        """See `TorchAgent.custom_networks`. With `normalize_observations`, adds the child `normalizer`."""
+        made = super().custom_networks(spec, default, members)
+        if self.config.normalize_observations:
+            observations = inputs.declared(spec.observations, self.config.inputs)
+            made.normalizer = ObservationNormalizer(observations, True)
+        return made
+
+    def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
+        loss = self.normalized_loss if self.config.normalize_observations else self.loss
+        return learners.SGDLearner(networks, loss, **self.learner_settings(networks))
+
+    def normalized_loss(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """Adds the observations of a batch to the statistics, and returns the `loss` of the scaled batch.
+
+        The statistics are those of the rows that were learned from, each as often as it was. The learner
+        keeps them where batches are anyway, so several learners agree on them, and no count of what is
+        inserted has to travel. Rows that stay in replay for long count more often. All networks, those that
+        make the targets too, see current and next observations by the statistics of this step: a target
+        network with older ones would change its values for reasons other than what it has learned. The
+        normalizer is therefore a child of the networks without a target network.
+        """
+        data, rows = batch.data, None
+        if hasattr(data, "mask"):  # Sequences.
+            rows = data.mask > 0
+            data = data._replace(observation=adders.restacked(data.observation, data.mask.shape[1]))
+        networks.normalizer.update(data.observation, rows, context.total)
+        return self.loss(networks, batch._replace(data=networks.normalizer.records(data)), context)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {

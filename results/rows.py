@@ -74,6 +74,7 @@ _PLAIN_TD3 = (
     *("--exploration-std", "0.1", "--exploration-correlation", "0", "--learning-rate-decay", "None"),
     "--no-layer-norm",
 )
+_COMPILED = ("--step-mode", "compile")
 _SEQUENCES = ("--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16")
 _MASKED: dict[str, tuple[str, ...]] = {
     "a2c": _UNROLLS,
@@ -301,6 +302,10 @@ ROWS = {
     "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 200_000, 720, flags=_PLAIN_TD3),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
+    "dm-walker-sac": Row("sac", "dm_control:walker/walk", 100_000, flags=_COMPILED),
+    "dm-walker-sac-normalized": Row(
+        "sac", "dm_control:walker/walk", 100_000, flags=("--normalize-observations", *_COMPILED)
+    ),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
     # Without hindsight, as many learner steps.
