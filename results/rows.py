@@ -308,6 +308,8 @@ ROWS = {
     ),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
+    "fetch-reach-sac": Row("sac", "robotics:FetchReach-v4", 5_000, 0.95, metric="is_success"),
+    "fetch-reach-td3": Row("td3", "robotics:FetchReach-v4", 5_000, 0.95, metric="is_success"),
     # Without hindsight, as many learner steps.
     "maze-sac": Row(
         "sac",
