@@ -252,7 +252,10 @@ PRESETS: Mapping[str, Preset] = {
     "robotics:FetchReach-v4": Preset(
         {**FETCH_REACH, "initial_temperature": 0.05}, {**GOALS_RUN, "max_env_steps": 5_000}
     ),
-    "tasks:PointMaze": Preset({**GOALS, "initial_temperature": 0.05}, {**GOALS_RUN, "max_env_steps": 10_000}),
+    "tasks:PointMaze": Preset(
+        {**GOALS, "initial_temperature": 0.05, "samples_per_insert": 25.6},
+        {**GOALS_RUN, "max_env_steps": 8_000},
+    ),
     # A learner step for every 2 env steps, as D4PG's.
     "dm_control:walker/walk": Preset(
         agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},

@@ -314,12 +314,12 @@ ROWS = {
     "maze-sac": Row(
         "sac",
         "tasks:PointMaze",
-        10_000,
+        8_000,
         ceiling=0.2,
         metric="is_success",
-        flags=("--hindsight-goals", "0", "--min-replay-size", "500", "--samples-per-insert", "64"),
+        flags=("--hindsight-goals", "0", "--min-replay-size", "500", "--samples-per-insert", "128"),
     ),
-    "maze-sac-hindsight": Row("sac", "tasks:PointMaze", 10_000, 0.9, metric="is_success"),
+    "maze-sac-hindsight": Row("sac", "tasks:PointMaze", 8_000, 0.9, metric="is_success"),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -19, gain=10),
     # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(
