@@ -122,7 +122,7 @@ class PointMaze(BatchedEnvironment):
         blocked = crosses & (x + share * (to_x - x) < 0.5)
         self._places = np.stack([to_x, np.where(blocked, y, to_y)], axis=1).astype(np.float32)
         self._goals = self._goals.copy()
-        for env in np.flatnonzero(first):
+        for env in np.flatnonzero(first).tolist():
             rng = np.random.default_rng(self._seeds.pop(env)) if env in self._seeds else self._rng
             self._places[env] = rng.uniform([-1, -1], [1, -0.1])
             self._goals[env] = rng.uniform(-1, 1, 2)
