@@ -89,6 +89,8 @@ setup(
         "minatar": MINATAR,
         "minigrid": MINIGRID,
         "minari": MINARI,
+        # MuJoCo 3.12 returns other types, with which gymnasium-robotics makes no Fetch robots.
+        "robotics": ["gymnasium-robotics>=1.4", "mujoco<3.12"],
         "wandb": WANDB,
         "slurm": SLURM,
         "notebooks": NOTEBOOKS,

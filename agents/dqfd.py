@@ -69,6 +69,7 @@ class DQfDConfig(DQNConfig):
         check.between(self, 0, 1, "demonstration_fraction")
         check.at_least(self, 0, "demonstration_priority", "pretraining_steps", "margin", "margin_coefficient")
         check.at_least(self, 0, "n_step_coefficient", "l2_coefficient")
+        check.one_of(self, (0,), "hindsight_goals")  # The goals of demonstrations are their own.
 
 
 class DQfD(DQN):

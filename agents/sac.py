@@ -21,7 +21,7 @@ from dm_env import specs as dm_specs
 from torch import nn
 
 from agents.d4pg import DM_CONTROL_RUN
-from agents.td3 import HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
+from agents.td3 import FETCH_REACH, GOALS, GOALS_RUN, HALF_CHEETAH, MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
@@ -251,6 +251,14 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
     "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
+    # At a temperature of 1, the entropy outweighs rewards of -1 for the first 5,000 learner steps.
+    "robotics:FetchReach-v4": Preset(
+        {**FETCH_REACH, "initial_temperature": 0.05}, {**GOALS_RUN, "max_env_steps": 5_000}
+    ),
+    "tasks:PointMaze": Preset(
+        {**GOALS, "initial_temperature": 0.05, "samples_per_insert": 25.6},
+        {**GOALS_RUN, "max_env_steps": 8_000},
+    ),
     # A learner step for every 2 env steps, as D4PG's.
     "dm_control:walker/walk": Preset(
         agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},

@@ -268,7 +268,8 @@ class OffPolicyAgent(TorchAgent):
         return 1
 
     def optimizer_steps(self, env_steps: int) -> float:
-        return env_steps / self.env_steps_per_item() * self.config.samples_per_insert / self.config.batch_size
+        items = env_steps / self.env_steps_per_item() * (1 + self.config.hindsight_goals)
+        return items * self.config.samples_per_insert / self.config.batch_size
 
     def for_dataset(self, path: str) -> Self:
         agent = copy.copy(self)
@@ -296,14 +297,19 @@ class OffPolicyAgent(TorchAgent):
         self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
+        config = self.config
+        options: dict[str, Any] = {
+            "priority_fns": {adders.REPLAY_TABLE: priority_fn},
+            "max_in_flight_items": config.insert_burst,  # Items in flight also count as being ahead.
+            "reward_clip": config.reward_clip,
+        }
+        if config.hindsight_goals:
+            options.update(num_goals=config.hindsight_goals, strategy=config.hindsight_strategy)
+            outcome = specs.goal_outcome(spec)
+            return adders.HindsightAdder(client, config.n_step, config.discount, outcome, **options)
+        frames = specs.frame_stack(spec.observations)
         return adders.NStepTransitionAdder(
-            client,
-            self.config.n_step,
-            self.config.discount,
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
-            max_in_flight_items=self.config.insert_burst,  # Items in flight also count as being ahead.
-            frame_stack=specs.frame_stack(spec.observations),
-            reward_clip=self.config.reward_clip,
+            client, config.n_step, config.discount, frame_stack=frames, **options
         )
 
     def make_dataset(self, client: ReplayClient) -> Dataset:

@@ -19,6 +19,7 @@ from framework import nest as nests
 from framework.environments import simulators
 from framework.environments.base import FIRST, LAST, MID, BatchedEnvironment, UnexpectedReturn, unrounded
 from framework.environments.tensor import as_arrays
+from framework.environments.wrappers import EnvironmentWrapper
 from framework.types import MultiAgentTimeStep, Nest
 
 
@@ -51,6 +52,14 @@ class SingleEnv(abc.ABC):
     def seeder(self) -> Callable[[int], Any] | None:
         """Takes the seed with which the next episode begins; None if the environment has no such function."""
         return functools.partial(setattr, self, "_seed")
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """A method of the environment inside all wrappers; None if it has none of that name."""
+        inside = self._environment
+        while isinstance(inside, EnvironmentWrapper):
+            inside = inside.wrapped
+        found = getattr(getattr(inside, "unwrapped", inside), name, None)
+        return found if callable(found) else None
 
     def render(self) -> Any:
         """A picture of the present state."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from framework import config_checks
 from framework.config_checks import nearest
-from framework.environments import atari, minatar, multi_agent, tasks, testing
+from framework.environments import atari, goals, minatar, multi_agent, tasks, testing
 from framework.environments.envpool import EnvPoolEnvironment
 from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
@@ -241,6 +241,14 @@ def _minigrid(full: str, name: str, options: dict[str, Any]) -> EnvironmentSourc
     return EnvironmentSource(full, functools.partial(_make_minigrid, spec), options)
 
 
+def _robotics(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+    import gymnasium
+    import gymnasium_robotics
+
+    gymnasium.register_envs(gymnasium_robotics)
+    return dataclasses.replace(_gymnasium(f"gymnasium:{name}", name, options), name=full)
+
+
 def _without_mission(observation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in observation.items() if key != "mission"}
 
@@ -357,11 +365,12 @@ SUITES: dict[str, Suite] = {
     "atari": Suite(_atari, "Pong", "ale_py", "atari"),
     "minatar": Suite(_one_of(_MINATAR), "Breakout", "minatar", "minatar"),
     "minigrid": Suite(_minigrid, "DoorKey-5x5", "minigrid", "minigrid"),
+    "robotics": Suite(_robotics, "FetchReach-v4", "gymnasium_robotics", "robotics"),
     "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool"),
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
     "tensor": Suite(_one_of(_TENSOR), "CartPole-v1"),
-    "tasks": Suite(_one_of(tasks.FAMILIES), "Navigation2D"),
+    "tasks": Suite(_one_of({**tasks.FAMILIES, "PointMaze": goals.PointMaze}), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),
     "testing": Suite(_one_of(_TESTING), "Memory"),

@@ -14,6 +14,7 @@ import torch
 import tree
 from agent_batches import CONTINUOUS, IMAGES, VECTOR, batch_of, flat, learn, make_learner, make_policy, played
 
+from framework import adders, environments, replay, specs
 from framework.environments.testing import FakeEnvironment
 
 # --- probes ---
@@ -97,6 +98,19 @@ def written(agent, spec):
     return np.concatenate([np.ravel(part) for part in parts])
 
 
+def written_again(agent, spec):
+    """The goals in the items of two envs that play one episode of the maze."""
+    maze = environments.make("tasks:PointMaze", num_envs=2, seed=0, options={"max_steps": 6})
+    client = replay.EmbeddedClient([replay.Table.queue(adders.REPLAY_TABLE, 1000)], concurrent=False)
+    adder = agent.make_adder(client, specs.make_environment_spec(maze))
+    adder.add_first(maze.reset())
+    for action in np.random.default_rng(0).uniform(-1, 1, (6, 2, 2)).astype(np.float32):
+        adder.add(action, maze.step(action))
+    adder.flush()
+    size = client.server_info()[adders.REPLAY_TABLE].current_size
+    return client.sample_batch(adders.REPLAY_TABLE, size).data.observation[specs.DESIRED_GOAL]
+
+
 def fetched(agent, spec):
     """What the dataset is asked to keep ready, and the adder to keep under way."""
     with (
@@ -141,6 +155,8 @@ FIELDS = {
     **by(learned, target_update_period=2),
     **by(learned, needs={"target_update_period": 1}, target_update_rate=0.5),
     **by(written, n_step=2, reward_clip=0.1),
+    **by(written_again, hindsight_goals=2),
+    **by(written_again, needs={"hindsight_goals": 2}, hindsight_strategy="final"),
     **by(table, needs=PRIORITIZED, priority_exponent=0.3),
     **by(learned, needs=PRIORITIZED, importance_sampling_exponent=0.9, importance_sampling_annealing=2),
     # Values of discrete actions.
@@ -214,7 +230,7 @@ WRONG = {
         ((0, 1.5, "8"), "learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
         ((1, 2.5), "num_samples num_policy_quantiles"),
         ((-1, 1.5), "burn_in max_policy_lag prefetch_batches pretraining_steps inner_steps"),
-        ((-1, 1.5), "evaluation_inner_steps"),
+        ((-1, 1.5), "evaluation_inner_steps hindsight_goals"),
         (RATE, "learning_rate adam_epsilon critic_learning_rate value_learning_rate dual_learning_rate"),
         (RATE, "temperature_learning_rate embedding_learning_rate inner_learning_rate value_coefficient"),
         (RATE, "entropy_coefficient priority_exponent epsilon_ladder initial_kl_coefficient clip_rho clip_c"),
@@ -230,7 +246,7 @@ WRONG = {
         (SHARE, "rmsprop_decay"),
         ((0.0, 1.5), "target_update_rate risk"),
         ((0.0, 1.0), "clip demonstration_fraction"),
-        (("wide", 1), "torso activation optimizer recurrent targets"),
+        (("wide", 1), "torso activation optimizer recurrent targets hindsight_strategy"),
         ((1.0, 1.5), "exploration_correlation"),
         (("gpu", None), "device"),
         (("observation=pixels", 1), "inputs"),
