@@ -124,7 +124,7 @@ def test_wrong_settings_name_the_right_ones(case):
         settings_of(*arguments)
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_train_runs_in_a_folder_and_goes_on_there(engine, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     short = {name: value for name, value in SHORT.items() if name != "evaluate_period"}  # A tenth of the run.
