@@ -47,7 +47,7 @@ class SACConfig(OffPolicyConfig):
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
     num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
-    # Critics of which a target takes the smallest, drawn at each step; the policy then follows the mean of all
+    # Critics, drawn at each step, of which a target takes the smallest; the policy then follows the mean
     # (REDQ; Chen et al., 2021). None: all, for the policy, too (SAC-N; An et al., 2021).
     target_critics: int | None = None
     target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.

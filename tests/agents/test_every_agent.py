@@ -287,9 +287,11 @@ QUEUE = {**UNROLLS, "batch_size": 4}
 # Fields of the config, and the environment.
 PROGRAMS = {
     **dict.fromkeys(("apex", "c51", "dqn", "iqn", "qr_dqn", "rainbow", "sac"), (REPLAY, Masked)),
+    **dict.fromkeys(("bc", "cql", "iql"), (REPLAY, Masked)),
     **dict.fromkeys(("a2c", "a3c", "ppo"), (ON, Masked)),
     **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
-    **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td7"), (DETERMINISTIC, NESTED)),
+    **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td3_bc", "td7"), (DETERMINISTIC, NESTED)),
+    **dict.fromkeys(("edac", "rebrac"), (REPLAY, NESTED)),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
@@ -327,8 +329,7 @@ def run(name, monkeypatch):
 
 
 def test_every_agent_has_a_program():
-    of_files = {"bc", "cql", "iql", "td3_bc"}  # See tests/programs/test_program_clock.py.
-    assert sorted(PROGRAMS) == [name for name in agent_names() if name not in of_files]
+    assert sorted(PROGRAMS) == agent_names()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
