@@ -136,6 +136,7 @@ setup(
             "r2d2=agents.r2d2:R2D2",
             "qr_dqn=agents.qr_dqn:QRDQN",
             "rainbow=agents.rainbow:Rainbow",
+            "rlpd=agents.rlpd:RLPD",
             "random_actions=agents.random_actions:RandomActions",
             "rebrac=agents.rebrac:ReBRAC",
             "recurrent_td3=agents.recurrent_td3:RecurrentTD3",

@@ -299,6 +299,10 @@ PROGRAMS = {
         {"ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}, "dqn": {"min_replay_size": 20}},
         "multi_agent:CartPole",
     ),
+    "rlpd": (
+        {**REPLAY, "demonstrations": f"{__name__}:shown", "num_critics": 3, "actor_delay": 1},
+        FakeEnvironment,
+    ),
     "r2d2": ({**SEQUENCES, **OFF, "min_replay_size": 4, "hidden_sizes": (8,)}, Masked),
     "random_actions": ({"batch_size": 8}, NESTED),
     "recurrent_td3": ({**SEQUENCES, **OFF, "min_replay_size": 4, "encoder_sizes": (8,)}, NESTED),
