@@ -170,6 +170,8 @@ def test_rebrac_by_hand():
     agent = ReBRAC(ReBRACConfig(hidden_sizes=(8,), smoothing_std=0.0, discount=0.9, **changes))
     networks, targets = agent.make_networks(CONTINUOUS), agent.make_networks(CONTINUOUS)
     assert "LayerNorm" in str(networks.critics) and "LayerNorm" not in str(networks.policy)
+    for parameter in (*networks.parameters(), *targets.parameters()):
+        torch.nn.init.uniform_(parameter, -1.0, 1.0)  # Values of both signs, and actions that are not near 0.
     episodes = []
     for length, last in ((4, 0.0), (3, 1.0)):
         rows = batch(CONTINUOUS).data
