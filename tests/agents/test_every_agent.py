@@ -289,10 +289,12 @@ QUEUE = {**UNROLLS, "batch_size": 4}
 # Fields of the config, and the environment.
 PROGRAMS = {
     **dict.fromkeys(("c51", "dqn", "iqn", "qr_dqn", "rainbow"), (REPLAY, Masked)),
+    **dict.fromkeys(("bc", "cql", "iql"), (REPLAY, Masked)),
     **dict.fromkeys(("apex", "sac"), ({**REPLAY, "normalize_observations": True}, Masked)),
     **dict.fromkeys(("a2c", "a3c", "ppo"), (ON, Masked)),
     **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
-    **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3"), (DETERMINISTIC, NESTED)),
+    **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td3_bc"), (DETERMINISTIC, NESTED)),
+    **dict.fromkeys(("edac", "rebrac"), (REPLAY, NESTED)),
     "td7": ({**DETERMINISTIC, "normalize_observations": True}, NESTED),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": (
@@ -311,6 +313,10 @@ PROGRAMS = {
             "dqn": {"min_replay_size": 20, "normalize_observations": True},
         },
         "multi_agent:CartPole",
+    ),
+    "rlpd": (
+        {**REPLAY, "demonstrations": f"{__name__}:shown", "num_critics": 3, "actor_delay": 1},
+        FakeEnvironment,
     ),
     "r2d2": (
         {**SEQUENCES, **OFF, "min_replay_size": 4, "hidden_sizes": (8,), "normalize_observations": True},
@@ -345,8 +351,7 @@ def run(name, monkeypatch):
 
 
 def test_every_agent_has_a_program():
-    of_files = {"bc", "cql", "iql", "td3_bc"}  # See tests/programs/test_program_clock.py.
-    assert sorted(PROGRAMS) == [name for name in agent_names() if name not in of_files]
+    assert sorted(PROGRAMS) == agent_names()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
