@@ -28,6 +28,7 @@ from agents.ppo import PPO, PPOConfig
 from framework.checkpoints import Checkpointer
 from framework.experiments.self_play import SelfPlay
 from framework.programs import RunConfig, load_policy, make_program
+from framework.specs import TURN
 
 GAME = pyspiel.load_game("kuhn_poker")
 
@@ -109,6 +110,7 @@ def probabilities(networks: Any, state: Any) -> np.ndarray:
     observation = {
         "observation": torch.tensor([state.information_state_tensor()]),
         "action_mask": torch.tensor([state.legal_actions_mask()], dtype=torch.int8),
+        TURN: torch.tensor([1]),
     }
     with torch.no_grad():
         distribution, _ = networks.act(networks.normalizer(observation), ())
