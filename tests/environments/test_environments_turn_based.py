@@ -28,7 +28,10 @@ def test_a_game_of_tictactoe():
                 [cell for cell in range(9) if cell not in MOVES[:ply]]
             ] * 2
             assert timestep.observation[waits]["action_mask"].tolist() == [[1] + [0] * 8] * 2
-            assert [timestep.observation[name]["turn"].tolist() for name in (mover, waits)] == [[1, 1], [0, 0]]
+            assert [timestep.observation[name]["turn"].tolist() for name in (mover, waits)] == [
+                [1, 1],
+                [0, 0],
+            ]
             # The move of the one who waits is ignored, even to a taken cell.
             timestep = environment.step({mover: np.full(2, move), waits: np.zeros(2, np.int64)})
         assert timestep.step_type.tolist() == [LAST] * 2
