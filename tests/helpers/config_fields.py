@@ -209,6 +209,7 @@ FIELDS = {
     **by(acted, actor_autocast=None),
     **by(learned, needs={"max_gradient_norm": None}, value_coefficient=5.0),
     **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}, clip_end=0.01),
+    **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "entropy_coefficient": 0.7}, entropy_end=0.01),
     **by(learned, needs=PENALTY, initial_kl_coefficient=5.0),
     **by(learned, needs={"learning_rate": 0.01}, value_clip=0.001),
 }
@@ -244,7 +245,7 @@ WRONG = {
         ((0.0, 3.0), "epsilon epsilon_penalty"),  # The logarithm of 20 samples is 2.996.
         (SHARE, "discount learning_rate_end importance_sampling_exponent munchausen epsilon_start"),
         (SHARE, "epsilon_end evaluation_epsilon clip_end trace_lambda vtrace_lambda gae_lambda priority_eta"),
-        (SHARE, "rmsprop_decay"),
+        (SHARE, "rmsprop_decay entropy_end"),
         ((0.0, 1.5), "target_update_rate risk"),
         ((0.0, 1.0), "clip demonstration_fraction"),
         (("wide", 1), "torso activation optimizer recurrent targets hindsight_strategy"),
