@@ -50,7 +50,7 @@ class EvalOptions:
     dataset: str | None = (
         None  # Episodes from which to estimate the return, as `repertory record` writes them.
     )
-    learner_steps: int = 20_000  # Of the critic that estimates the return, with --dataset.
+    learner_steps: int = 20_000  # The critic learns so many, with --dataset.
 
 
 def main(arguments: Sequence[str]) -> int:
