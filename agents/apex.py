@@ -76,7 +76,10 @@ class ApeX(DQN):
     def priorities(self, networks: Any, transitions: Transition) -> np.ndarray:
         """The priorities `[k]` of new items, from the errors of the acting networks."""
         redraw_noise(networks, None)  # The noise of the policy has a row for each env, not for each item.
-        _, priorities, _ = self.item_losses(networks, networks.q_network, as_tensors(transitions))
+        data = as_tensors(transitions)
+        if self.config.normalize_observations:
+            data = networks.normalizer.records(data)
+        _, priorities, _ = self.item_losses(networks, networks.q_network, data)
         return losses.item_priorities(priorities).numpy()
 
 

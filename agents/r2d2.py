@@ -43,8 +43,7 @@ from framework.types import Nest, Step
 class SequenceConfig(OffPolicyConfig):
     """Settings of agents that learn from replayed sequences, in addition to `OffPolicyConfig`'s.
 
-    An *item* is one sequence. A learned step is drawn samples_per_insert * unroll_length / period times on
-    average.
+    An *item* is one sequence. A learned step is drawn samples_per_insert * unroll_length / period times.
     """
 
     unroll_length: int = 40  # Rows of a sequence that are learned from.
@@ -60,6 +59,7 @@ class SequenceConfig(OffPolicyConfig):
         check.at_least(self, 0, "burn_in")
         check.fraction(self, "priority_eta")
         check.ordered(self, "period", "unroll_length")
+        check.one_of(self, (0,), "hindsight_goals")  # Goals are replaced in transitions only.
 
 
 def sequence_adder(

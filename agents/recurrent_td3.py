@@ -66,7 +66,7 @@ class RecurrentTD3Policy(TD3Policy):
 
     def __init__(self, networks: RecurrentTD3Networks, config: RecurrentTD3Config, evaluation: bool = False):
         super().__init__(networks, config, evaluation)
-        self.variables = ("memory", "policy")
+        self.variables = ("memory", *self.variables)
         self._memory = networks.memory
 
     def initial_state(self, batch_size: int) -> Nest:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from framework import config_checks as check
+from framework.adders.hindsight import STRATEGIES
 from framework.learners.gradient import STEP_MODES
 from framework.networks import ACTIVATIONS
 
@@ -47,17 +48,23 @@ class OffPolicyConfig(AgentConfig):
     """Settings of agents that learn from replay. An *item* is one n-step transition.
 
     An episode of T steps has T + n_step - 1 items: one per env step with `n_step` 1, and more with shorter
-    episodes.
+    episodes. With `hindsight_goals`, it has `hindsight_goals` * T more.
     """
 
     n_step: int = 1  # Rewards summed before bootstrapping. More: faster propagation, but more off-policy.
     reward_clip: float | None = None  # Each reward is clipped to +- this before n are summed; None keeps it.
+    normalize_observations: bool = False  # Scales observations to mean 0, variance 1 by running statistics.
     max_replay_size: int = 100_000  # Maximum number of items; the oldest are removed first.
     min_replay_size: int = 1_000  # Items in replay before learning begins.
     batch_size: int = 128  # Items per learner step.
     # Times an item is drawn on average. Divided by `batch_size`: learner steps per item.
     samples_per_insert: float = 16.0
     insert_burst: int = 256  # Items by which inserts may lead or trail the ratio; also the limit in flight.
+    # Goals with which each step is written again when its episode ends: hindsight experience replay, for
+    # environments with goals. 0: none.
+    hindsight_goals: int = 0
+    # Which achieved goals: of later steps ("future"), of any steps ("episode"), or the last one ("final").
+    hindsight_strategy: str = "future"
     target_update_period: int = 1  # Learner steps between updates of the target networks.
     target_update_rate: float = 0.02  # Weight of the online networks in each target update; 1 copies them.
 
@@ -65,6 +72,8 @@ class OffPolicyConfig(AgentConfig):
         super().__post_init__()
         check.at_least(self, 1, "n_step", "max_replay_size", "min_replay_size", "batch_size", "insert_burst")
         check.at_least(self, 1, "target_update_period")
+        check.at_least(self, 0, "hindsight_goals")
+        check.one_of(self, STRATEGIES, "hindsight_strategy")
         check.ordered(self, "min_replay_size", "max_replay_size")
         check.ordered(self, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")

@@ -12,7 +12,7 @@ spec.actions.num_values    # 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +25,14 @@ Path = tuple[Any, ...]
 
 # The entry of an observation that says which actions the environment takes; see `action_mask`.
 ACTION_MASK = "action_mask"
+# The entry that says whether it is the agent's turn, in a game in turns.
+TURN = "turn"
 # Most values of a discrete action or observation for which an agent makes its own networks.
 MAX_VALUES = 1_000_000
 # Environments without bounds name the largest number of their dtype, or half of it: both are beyond this.
 _UNBOUNDED = 1e30
+
+GoalOutcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # See `GoalReward`.
 
 
 class EnvironmentSpec(NamedTuple):
@@ -108,6 +112,52 @@ def unstacked(observation_spec: Nest) -> Nest:
         return Array(leaf.shape, leaf.dtype, name=leaf.name) if isinstance(leaf, StackedArray) else leaf
 
     return tree.map_structure(plain, observation_spec)
+
+
+#: Entries of the observations of a goal-conditioned environment, as in gymnasium-robotics' `GoalEnv`.
+ACHIEVED_GOAL, DESIRED_GOAL = "achieved_goal", "desired_goal"
+
+
+class GoalReward(Array):
+    """A reward that is a function of goals: of the observations' `achieved_goal` and `desired_goal`.
+
+    A wrapper that changes rewards or goals in another way must return another spec.
+
+    Attributes:
+      outcome: `outcome(achieved_goal, desired_goal)` of arrays `[n, ...]` returns the rewards, `[n]`, of the
+        steps that led to the achieved goals, and whether they terminate the episode, bool `[n]`. It can be
+        pickled.
+    """
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, shape: Any, dtype: Any, name: str | None, outcome: GoalOutcome):
+        super().__init__(shape, dtype, name)
+        self.outcome = outcome
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.shape, self.dtype, self.name, self.outcome)
+
+
+def has_goals(spec: EnvironmentSpec) -> bool:
+    """Whether observations are a dict with both goals, of one shape and dtype, and rewards are numbers."""
+    seen, reward = spec.observations, spec.rewards
+    if not (isinstance(seen, Mapping) and {ACHIEVED_GOAL, DESIRED_GOAL} <= seen.keys()):
+        return False
+    achieved, desired = seen[ACHIEVED_GOAL], seen[DESIRED_GOAL]
+    return isinstance(achieved, Array) and achieved == desired and getattr(reward, "shape", None) == ()
+
+
+def goal_outcome(spec: EnvironmentSpec) -> GoalOutcome:
+    """The `outcome` of a `GoalReward`. Raises ValueError, which says what the environment lacks."""
+    if has_goals(spec) and isinstance(spec.rewards, GoalReward):
+        return spec.rewards.outcome
+    raise ValueError(
+        f"goals: got an environment with the observations {spec.observations} and the reward {spec.rewards}, "
+        f"expected a dict with {ACHIEVED_GOAL} and {DESIRED_GOAL} of one shape, and a GoalReward. "
+        "environments.make declares it where an environment has such observations and a method "
+        "compute_reward(achieved_goal, desired_goal, info), unless a wrapper changes them."
+    )
 
 
 def make_environment_spec(environment: Any) -> EnvironmentSpec:

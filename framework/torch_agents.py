@@ -43,7 +43,7 @@ from framework.datasets.episodes import plain_spec, play
 from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.learners.gradient import PAYS_FROM_STEPS, why_not
-from framework.networks import check_action_mask, inputs
+from framework.networks import ObservationNormalizer, check_action_mask, inputs
 from framework.own_settings import OwnSettings
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
@@ -268,7 +268,8 @@ class OffPolicyAgent(TorchAgent):
         return 1
 
     def optimizer_steps(self, env_steps: int) -> float:
-        return env_steps / self.env_steps_per_item() * self.config.samples_per_insert / self.config.batch_size
+        items = env_steps / self.env_steps_per_item() * (1 + self.config.hindsight_goals)
+        return items * self.config.samples_per_insert / self.config.batch_size
 
     def for_dataset(self, path: str) -> Self:
         agent = copy.copy(self)
@@ -296,14 +297,19 @@ class OffPolicyAgent(TorchAgent):
         self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
         """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
+        config = self.config
+        options: dict[str, Any] = {
+            "priority_fns": {adders.REPLAY_TABLE: priority_fn},
+            "max_in_flight_items": config.insert_burst,  # Items in flight also count as being ahead.
+            "reward_clip": config.reward_clip,
+        }
+        if config.hindsight_goals:
+            options.update(num_goals=config.hindsight_goals, strategy=config.hindsight_strategy)
+            outcome = specs.goal_outcome(spec)
+            return adders.HindsightAdder(client, config.n_step, config.discount, outcome, **options)
+        frames = specs.frame_stack(spec.observations)
         return adders.NStepTransitionAdder(
-            client,
-            self.config.n_step,
-            self.config.discount,
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
-            max_in_flight_items=self.config.insert_burst,  # Items in flight also count as being ahead.
-            frame_stack=specs.frame_stack(spec.observations),
-            reward_clip=self.config.reward_clip,
+            client, config.n_step, config.discount, frame_stack=frames, **options
         )
 
     def make_dataset(self, client: ReplayClient) -> Dataset:
@@ -331,6 +337,38 @@ class OffPolicyAgent(TorchAgent):
         """The rewards of `Transition`s, and the discounts of the values that follow, both float32[N]."""
         # The adder omits one factor of the n-step discount; apply it here.
         return data.reward.float(), self.config.discount * data.discount.float()
+
+    def custom_networks(
+        self, spec: specs.EnvironmentSpec, default: core.NetworksFn, members: Sequence[str]
+    ) -> Any:
+        """See `TorchAgent.custom_networks`. With `normalize_observations`, adds the child `normalizer`."""
+        made = super().custom_networks(spec, default, members)
+        if self.config.normalize_observations:
+            observations = inputs.declared(spec.observations, self.config.inputs)
+            made.normalizer = ObservationNormalizer(observations, True)
+        return made
+
+    def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
+        loss = self.normalized_loss if self.config.normalize_observations else self.loss
+        return learners.SGDLearner(networks, loss, **self.learner_settings(networks))
+
+    def normalized_loss(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
+        """Adds the observations of a batch to the statistics, and returns the `loss` of the scaled batch.
+
+        The statistics are those of the rows that were learned from, each as often as it was. The learner
+        keeps them where batches are anyway, so several learners agree on them, and no count of what is
+        inserted has to travel. Rows that stay in replay for long count more often. All networks, those that
+        make the targets too, see current and next observations by the statistics of this step: a target
+        network with older ones would change its values for reasons other than what it has learned. The
+        normalizer is therefore a child of the networks without a target network. A learner that only applies
+        the gradients of others sees no batches, and keeps no statistics.
+        """
+        data, rows = batch.data, None
+        if hasattr(data, "mask"):  # Sequences.
+            rows = data.mask > 0
+            data = data._replace(observation=adders.restacked(data.observation, data.mask.shape[1]))
+        networks.normalizer.update(data.observation, rows, context.total)
+        return self.loss(networks, batch._replace(data=networks.normalizer.records(data)), context)
 
     def learner_settings(self, networks: nn.Module) -> dict[str, Any]:
         return super().learner_settings(networks) | {

@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from framework import core
-from framework.networks import Actions, BlockGenerator, JointActions, as_numpy, as_tensors, holds_tensors
+from framework.networks import (
+    Actions,
+    BlockGenerator,
+    JointActions,
+    ObservationNormalizer,
+    as_numpy,
+    as_tensors,
+    holds_tensors,
+)
 from framework.networks.modules import settle
 from framework.own_settings import OwnSettings
 from framework.types import Nest, Progress
@@ -21,7 +29,8 @@ class TorchPolicy(core.Policy):
 
     Args:
       networks: the networks, which each step reads and no step changes. They are put in evaluation mode.
-        Hooks on them count from the policy's construction or from the next load of parameters.
+        Hooks on them count from the policy's construction or from the next load of parameters. If they have
+        an `ObservationNormalizer` as `normalizer`, `act` gets observations that it has scaled.
       actions: converts between sampled actions and the environment's.
       variables: names of the children of `networks` that `act` uses. Empty means all.
 
@@ -36,6 +45,12 @@ class TorchPolicy(core.Policy):
         self.networks = networks.eval()
         self.actions = actions
         self.variables = variables
+        normalizer = getattr(networks, "normalizer", None)
+        self._normalizer: ObservationNormalizer | None = None
+        if isinstance(normalizer, ObservationNormalizer):
+            self._normalizer = normalizer
+            if variables and "normalizer" not in variables:
+                self.variables = (*variables, "normalizer")
         self.device = next((p.device for p in networks.parameters()), torch.device("cpu"))
         self.random = BlockGenerator(self.device).manual_seed(0)
         self.settings = OwnSettings(networks.parameters())
@@ -47,15 +62,20 @@ class TorchPolicy(core.Policy):
     def act(self, observation: Nest, state: Nest) -> tuple[torch.Tensor, Nest, Nest]:
         """`(observation [B, ...], state)` to `(sampled actions [B, ...], extras [B, ...], next state)`.
 
-        All are tensors on `device`; extras may be arrays. No gradients are recorded.
+        All are tensors on `device`, and the observation is `scaled`; extras may be arrays. No gradients are
+        recorded.
         """
 
     def initial_state(self, batch_size: int) -> Nest:
         return ()
 
+    def scaled(self, observation: Nest) -> Nest:
+        """Tensors `[B, ...]` on `device`, as `act` takes them: normalized, if the networks normalize."""
+        return observation if self._normalizer is None else self._normalizer(observation)
+
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
         with self.settings, torch.inference_mode():
-            drawn, extras, state = self.act(as_tensors(observation, self._place), state)
+            drawn, extras, state = self.act(self.scaled(as_tensors(observation, self._place)), state)
             if not isinstance(observation, np.ndarray) and holds_tensors(observation):
                 return self.actions.to_environment(drawn), as_numpy(extras), state
         return self.actions.to_environment(as_numpy(drawn)), as_numpy(extras), state

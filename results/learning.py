@@ -41,6 +41,7 @@ SUITES = {
     "minatar": ("minatar",),
     "minigrid": ("minigrid",),
     "atari": ("ale-py",),
+    "robotics": ("gymnasium-robotics", "mujoco"),
 }
 STOP_TIMEOUT = 120  # Seconds that a run may take for its last checkpoint before it is killed.
 
@@ -118,8 +119,12 @@ def record_of(directory: pathlib.Path, environment: str) -> dict[str, Any]:
 
 
 def returns_of(evaluation: dict[str, Any], row: Row) -> dict[str, float]:
-    """`return`, with several agents that of the worst of them, and `before`, where a gain is asked."""
-    result = {"return": min(evaluation.get("agents", {"": evaluation["mean"]}).values())}
+    """`return`, with several agents that of the worst of them, and `before`, where a gain is asked.
+
+    A row with a metric has the mean of that as `return`.
+    """
+    mean = evaluation[f"mean_{row.metric}" if row.metric else "mean"]
+    result = {"return": min(evaluation.get("agents", {"": mean}).values())}
     return result if row.gain is None else {**result, "before": evaluation["mean_return_before"]}
 
 
@@ -127,6 +132,7 @@ def asked_of(bounds: dict[str, Any]) -> str:
     """What a row asks of every run: its `floor`, `ceiling`, and `gain`, in words."""
     floor, ceiling, gain = (bounds.get(name) for name in ("floor", "ceiling", "gain"))
     asked = f"≤ {ceiling:g}" if ceiling is not None else "" if floor is None else f"≥ {floor:g}"
+    asked = f"{asked} {bounds['metric']}" if bounds.get("metric") else asked
     return asked if gain is None else f"{asked} and {gain:g} above the return before"
 
 

@@ -22,6 +22,7 @@ class Row:
       gain: by how much every seed's return must exceed the one before the policy adapted to a task.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
+      metric: the metric of episodes that is held against these, such as `is_success`; empty: the return.
       flags: further flags of the command.
       exception: why some seed misses what the row asks, or why the row asks nothing; empty where all meet it.
     """
@@ -33,6 +34,7 @@ class Row:
     ceiling: float | None = None
     gain: float | None = None
     published: str = ""
+    metric: str = ""
     flags: tuple[str, ...] = ()
     exception: str = ""
 
@@ -72,6 +74,7 @@ _PLAIN_TD3 = (
     *("--exploration-std", "0.1", "--exploration-correlation", "0", "--learning-rate-decay", "None"),
     "--no-layer-norm",
 )
+_COMPILED = ("--step-mode", "compile")
 _SEQUENCES = ("--unroll-length", "6", "--burn-in", "2", "--period", "6", "--lstm-size", "16")
 _MASKED: dict[str, tuple[str, ...]] = {
     "a2c": _UNROLLS,
@@ -212,6 +215,11 @@ ROWS = {
         ceiling=-400,
         flags=("--lstm-size", "None"),
     ),
+    # With statistics of observations, and without.
+    "badly-scaled-pendulum-sac": Row(
+        "sac", "testing:BadlyScaledPendulum", 5_000, -200, flags=("--normalize-observations",)
+    ),
+    "badly-scaled-pendulum-sac-raw": Row("sac", "testing:BadlyScaledPendulum", 5_000, ceiling=-800),
     "memory-impala-feedforward": Row(
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),
@@ -299,8 +307,24 @@ ROWS = {
     "hopper-td3-sb3": Row("td3", "gymnasium:Hopper-v5", 200_000, 720, flags=_PLAIN_TD3),
     "dm-cartpole-d4pg": Row("d4pg", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-d4pg": Row("d4pg", "dm_control:walker/walk", 200_000, 650),
+    "dm-walker-sac": Row("sac", "dm_control:walker/walk", 100_000, flags=_COMPILED),
+    "dm-walker-sac-normalized": Row(
+        "sac", "dm_control:walker/walk", 100_000, flags=("--normalize-observations", *_COMPILED)
+    ),
     "dm-cartpole-mpo": Row("mpo", "dm_control:cartpole/swingup", 200_000, 750),
     "dm-walker-mpo": Row("mpo", "dm_control:walker/walk", 200_000, 650),
+    "fetch-reach-sac": Row("sac", "robotics:FetchReach-v4", 5_000, 0.95, metric="is_success"),
+    "fetch-reach-td3": Row("td3", "robotics:FetchReach-v4", 5_000, 0.95, metric="is_success"),
+    # Without hindsight, as many learner steps.
+    "maze-sac": Row(
+        "sac",
+        "tasks:PointMaze",
+        8_000,
+        ceiling=0.2,
+        metric="is_success",
+        flags=("--hindsight-goals", "0", "--min-replay-size", "500", "--samples-per-insert", "128"),
+    ),
+    "maze-sac-hindsight": Row("sac", "tasks:PointMaze", 8_000, 0.9, metric="is_success"),
     "navigation-maml": Row("maml", "tasks:Navigation2D", 400_000, -19, gain=10),
     # One policy for all tasks. It then makes the inner step that suits it best of 0.1, 0.3 and 0.5.
     "navigation-no-meta-learning": Row(

@@ -9,6 +9,7 @@ from framework.adders.block import ItemFormat as ItemFormat
 from framework.adders.block_adder import BlockAdder as BlockAdder
 from framework.adders.episode import EpisodeAdder as EpisodeAdder
 from framework.adders.frames import restacked as restacked
+from framework.adders.hindsight import HindsightAdder as HindsightAdder
 from framework.adders.item_writer import PriorityFn as PriorityFn
 from framework.adders.nstep import NStepTransitionAdder as NStepTransitionAdder
 from framework.adders.returns import RUNNING_RETURN as RUNNING_RETURN

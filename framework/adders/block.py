@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -301,8 +301,12 @@ class ItemFormat(abc.ABC):
         return
 
     @abc.abstractmethod
-    def emit(self, block: Block, end: int) -> ItemBatch:
-        """Returns the items that rows `[block.history, end)`, and row `end` where it is LAST, complete."""
+    def emit(self, block: Block, end: int) -> ItemBatch | Sequence[ItemBatch]:
+        """Returns the items that rows `[block.history, end)`, and row `end` where it is LAST, complete.
+
+        Items whose leaves are other columns, such as a goal that was an observation, are a batch of their
+        own.
+        """
 
 
 def transitions(step_types: np.ndarray) -> np.ndarray:

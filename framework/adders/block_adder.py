@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from framework.adders.base import Adder
-from framework.adders.block import ENDED, NO_EXTRAS, Block, ItemFormat
+from framework.adders.block import ENDED, NO_EXTRAS, Block, ItemBatch, ItemFormat
 from framework.adders.item_writer import ItemWriter, PriorityFns
 from framework.environments.rows import TimeStepRows
 from framework.replay.errors import ServerClosed
@@ -266,10 +266,11 @@ class BlockAdder(Adder):
                 rows.check()
             if block.frames is not None:
                 block.frames.append(block.history, block.end, block.step_types)
-            items = self._format.emit(block, block.end)
-            self.num_dropped_episodes += items.num_dropped_episodes
-            if items.count:
-                self._out.write(items)
+            emitted = self._format.emit(block, block.end)
+            for items in (emitted,) if isinstance(emitted, ItemBatch) else emitted:
+                self.num_dropped_episodes += items.num_dropped_episodes
+                if items.count:
+                    self._out.write(items)
             block.shift()
         except BaseException:
             # Items of later blocks would refer to rows of this one: its episodes end here.

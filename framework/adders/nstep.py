@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,10 +141,7 @@ class NStepFormat(ItemFormat):
         fields = block.fields
         observation, action, reward, discount = (fields[name].template for name in _FIELDS)
         rewards, discounts = broadcast_structures(reward, discount)
-        try:
-            self._returns = Returns(rewards, fields["reward"], fields["discount"], self._n, self._g)
-        except ValueError as error:
-            raise ValueError(f"reward and discount: expected shapes that broadcast. {error}") from error
+        self.sum_over(block)
         extras = fields["extras"].template if "extras" in fields else ()
         if self._one_step:
             extras = OneStep(reward, discount, observation, extras)
@@ -152,24 +149,49 @@ class NStepFormat(ItemFormat):
             Transition(observation, action, rewards, discounts, observation, extras)
         )
 
-    def emit(self, block: Block, end: int) -> ItemBatch:
-        history, width, writer, fields = block.history, block.num_envs, block.writer, block.fields
-        observation = fields["observation"]
+    def sum_over(self, block: Block) -> None:
+        """Takes the arrays of rewards and discounts, which change if the block grows."""
+        reward, discount = block.fields["reward"], block.fields["discount"]
+        rewards, _ = broadcast_structures(reward.template, discount.template)
+        try:
+            self._returns = Returns(rewards, reward, discount, self._n, self._g)
+        except ValueError as error:
+            raise ValueError(f"reward and discount: expected shapes that broadcast. {error}") from error
+
+    def emit(self, block: Block, end: int) -> ItemBatch | Sequence[ItemBatch]:
+        history, width = block.history, block.num_envs
         # Rows up to `end`: the newest items end at the newest observation.
         if block.frames is None:
-            stream, rows = STEPS, block.rows
+            rows = block.rows
             first = history + int(rows[history, -1] >= 0)
-            columns = observation.take(slice(first * width, (end + 1) * width))
-            rows[first : end + 1] = writer.append(stream, columns).reshape(-1, width)
-        else:
-            stream, rows = FRAMES, block.frames.rows
+            columns = block.fields["observation"].take(slice(first * width, (end + 1) * width))
+            rows[first : end + 1] = block.writer.append(STEPS, columns).reshape(-1, width)
         if (limit := self._reward_clip) is not None:
-            for rewards in fields["reward"].arrays:
+            for rewards in block.fields["reward"].arrays:
                 np.clip(rewards[history:end], -limit, limit, out=rewards[history:end])
         windows = self._returns.windows(block.step_types[: end + 1], history)
-        if windows is None:
-            return ItemBatch()
-        start, stop, sums = windows
+        return ItemBatch() if windows is None else self.items(block, *windows)
+
+    def items(
+        self,
+        block: Block,
+        start: np.ndarray,
+        stop: np.ndarray,
+        sums: Sequence[np.ndarray],
+        others: Mapping[str, tuple[str, np.ndarray]] | None = None,
+    ) -> ItemBatch:
+        """Returns the items of k windows.
+
+        Args:
+          block: holds the rows, which are appended.
+          start: int64 `[k]`, the row of the first action, as a flat index `time * B + env`.
+          stop: int64 `[k]`, the row after the last action.
+          sums: one `[k, ...]` per column, discounted sums of rewards, then products of discounts.
+          others: for columns of the observations that are another one, of other rows: its name, and the rows.
+        """
+        width, writer, fields, others = block.num_envs, block.writer, block.fields, others or {}
+        observation = fields["observation"]
+        stream, rows = (STEPS, block.rows) if block.frames is None else (FRAMES, block.frames.rows)
         flat = rows.reshape(-1, *rows.shape[2:])
         columns = fields["action"].take(start)
         columns.update(zip(self._returns.names, sums, strict=True))
@@ -192,13 +214,16 @@ class NStepFormat(ItemFormat):
             return self._pack([leaf for part in parts for leaf in part])
 
         def data() -> Nest:
-            taken = [observation.take(index).values() for index in observations]
+            replaced = {name: observation.take(at)[other] for name, (other, at) in others.items()}
+            taken = [{**observation.take(index), **replaced}.values() for index in observations]
             return pack(taken, [value.copy() for value in columns.values()])
 
         stored = [writer.slice(_TRANSITIONS, name, own) for name in columns]
+        replaced = {name: writer.slice(stream, other, flat[at]) for name, (other, at) in others.items()}
         seen = []
         for rows in [flat[index] for index in observations]:  # Leaves with the same rows share the array.
-            seen.append([writer.slice(stream, name, rows) for name in observation.names])
+            slices = {name: writer.slice(stream, name, rows) for name in observation.names}
+            seen.append({**slices, **replaced}.values())
         return ItemBatch(len(own), pack(seen, stored), data)
 
 

@@ -35,7 +35,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"^checkpoint-(\d{6,})(?:-step-(\d+))?$")
 _PACKAGES = (
     *("repertory", "torch", "numpy", "gymnasium", "dm-env", "dm-tree", "pyzmq", "ale-py", "dm-reverb"),
-    *("mujoco", "box2d", "dm-control", "minatar", "minigrid", "pettingzoo", "envpool"),
+    *("mujoco", "box2d", "dm-control", "minatar", "minigrid", "pettingzoo", "envpool", "gymnasium-robotics"),
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tree
 
 from framework import config_checks, specs
-from framework.environments import infos, simulators, suites
+from framework.environments import goals, infos, simulators, suites
 from framework.environments.base import BatchedEnvironment
 from framework.environments.border import checked
 from framework.environments.processes import ProcessEnvironment
@@ -92,6 +92,7 @@ def make(
     try:
         if info_metrics:
             batched = infos.with_infos(batched, info_metrics)
+        goals.declare(batched, functools.partial(source.make_env, None))
         if wrappers:  # They treat arrays.
             batched = as_arrays(batched)
         for wrapper in wrappers:

@@ -16,7 +16,7 @@ import numpy as np
 
 from framework import config_checks
 from framework.config_checks import nearest
-from framework.environments import atari, minatar, multi_agent, tasks, testing
+from framework.environments import atari, goals, minatar, multi_agent, tasks, testing
 from framework.environments.envpool import EnvPoolEnvironment
 from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
@@ -241,6 +241,14 @@ def _minigrid(full: str, name: str, options: dict[str, Any]) -> EnvironmentSourc
     return EnvironmentSource(full, functools.partial(_make_minigrid, spec), options)
 
 
+def _robotics(full: str, name: str, options: dict[str, Any]) -> EnvironmentSource:
+    import gymnasium
+    import gymnasium_robotics
+
+    gymnasium.register_envs(gymnasium_robotics)
+    return dataclasses.replace(_gymnasium(f"gymnasium:{name}", name, options), name=full)
+
+
 def _without_mission(observation: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in observation.items() if key != "mission"}
 
@@ -284,20 +292,26 @@ def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSou
         ) from error
 
 
-# Environments that hide the velocities: the whole one, and the rest of its observation.
-_HIDDEN = {
-    "CartPoleWithoutVelocities": ("CartPole-v1", slice(None, None, 2)),  # position and angle
-    "PendulumWithoutVelocity": ("Pendulum-v1", slice(None, 2)),  # cosine and sine of the angle
+def _badly_scaled(observation: np.ndarray) -> np.ndarray:
+    return 1e4 + np.array([1e3, 1.0, 1e-3]) * observation
+
+
+# Environments that hide the velocities or show them too small: the usual one, and what becomes of its
+# observation.
+_CHANGED: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "BadlyScaledPendulum": ("Pendulum-v1", _badly_scaled),
+    "CartPoleWithoutVelocities": ("CartPole-v1", operator.itemgetter(slice(None, None, 2))),
+    "PendulumWithoutVelocity": ("Pendulum-v1", operator.itemgetter(slice(None, 2))),
 }
 
 
-def _hidden(whole: str, shown: slice, **kwargs: Any) -> Any:
+def _changed(usual: str, change: Callable[[np.ndarray], np.ndarray], **kwargs: Any) -> Any:
     import gymnasium
 
-    environment: Any = _make_gymnasium(gymnasium.spec(whole), **kwargs)
-    box = environment.observation_space
-    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
-    return gymnasium.wrappers.TransformObservation(environment, operator.itemgetter(shown), space)
+    environment: Any = _make_gymnasium(gymnasium.spec(usual), **kwargs)
+    low, high = change(environment.observation_space.low), change(environment.observation_space.high)
+    space = gymnasium.spaces.Box(low, high, dtype=low.dtype)
+    return gymnasium.wrappers.TransformObservation(environment, change, space)
 
 
 _TESTING: dict[str, Callable[..., Any]] = {
@@ -307,7 +321,7 @@ _TESTING: dict[str, Callable[..., Any]] = {
     "Memory": testing.MemoryEnvironment,
     "Sleep": testing.SleepEnvironment,
     "Tuple": testing.TupleEnvironment,
-    **{name: functools.partial(_hidden, *hidden) for name, hidden in _HIDDEN.items()},
+    **{name: functools.partial(_changed, *changed) for name, changed in _CHANGED.items()},
 }
 
 
@@ -351,11 +365,12 @@ SUITES: dict[str, Suite] = {
     "atari": Suite(_atari, "Pong", "ale_py", "atari"),
     "minatar": Suite(_one_of(_MINATAR), "Breakout", "minatar", "minatar"),
     "minigrid": Suite(_minigrid, "DoorKey-5x5", "minigrid", "minigrid"),
+    "robotics": Suite(_robotics, "FetchReach-v4", "gymnasium_robotics", "robotics"),
     "envpool": Suite(_any_of(EnvPoolEnvironment), "Pong-v5", "envpool", "envpool"),
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
     "tensor": Suite(_one_of(_TENSOR), "CartPole-v1"),
-    "tasks": Suite(_one_of(tasks.FAMILIES), "Navigation2D"),
+    "tasks": Suite(_one_of({**tasks.FAMILIES, "PointMaze": goals.PointMaze}), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),
     "testing": Suite(_one_of(_TESTING), "Memory"),

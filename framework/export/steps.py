@@ -113,7 +113,7 @@ def _parts(policy: core.Policy) -> Sequence[core.Policy]:
 def _act(policy: Any, observation: Nest, state: Nest) -> tuple[Nest, Nest]:
     """Actions of the environment and the next state; `step` of a policy without its conversions."""
     if not isinstance(policy, MultiAgentPolicy):
-        drawn, _, state = policy.act(observation, state)
+        drawn, _, state = policy.act(policy.scaled(observation), state)
         return policy.actions.to_environment(drawn), state
     actions: dict[str, Nest] = {}
     states: dict[str, Nest] = {}

@@ -34,21 +34,34 @@ class Moments(Module):
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))
 
-    def update(self, values: torch.Tensor, total: Total | None = None) -> None:
+    def update(
+        self, values: torch.Tensor, total: Total | None = None, rows: torch.Tensor | None = None
+    ) -> None:
         """Adds values `[n, *shape]`; an empty batch changes nothing.
 
-        `total` sums a tensor over the learners that share the values; None for one learner.
+        No size depends on data, so it can be part of a compiled or captured learner step.
+
+        Args:
+          values: the values.
+          total: sums a tensor over the learners that share the values; None for one learner.
+          rows: bool `[n]`, which of them to add; None adds all.
         """
         values = values.double()
         add = total or (lambda tensor: tensor)
-        n = add(self.count.new_tensor(len(values)))
+        weights = values.new_ones(len(values)) if rows is None else rows.double()
+        n = add(weights.sum())
+        if rows is not None:  # Rows that do not count may hold NaN, and 0 times NaN is NaN.
+            weights = weights.reshape(-1, *[1] * (values.dim() - 1))
+            values = values.masked_fill(weights == 0, 0.0)
         mean = add(values.sum(0)) / n.clamp(min=1.0)
-        squares = add(((values - mean) ** 2).sum(0))
+        deviations = values - mean if rows is None else weights * (values - mean)
+        squares = add((deviations**2).sum(0))
         count = self.count + n
         delta, divisor = mean - self.mean, count.clamp(min=1.0)
-        self.squares += squares + delta**2 * (self.count * n / divisor)
-        self.mean += delta * (n / divisor)
-        self.count.copy_(count)
+        squares = squares + delta**2 * (self.count * n / divisor)
+        # Torch 2.13 drops what is added to a float64 tensor without axes when it compiles, but not to a view.
+        for own, more in ((self.squares, squares), (self.mean, delta * (n / divisor)), (self.count, n)):
+            own.unsqueeze(0).add_(more)
 
     def std(self) -> torch.Tensor:
         """Standard deviation, float32 `[*shape]`; 1 for fewer than two values."""
@@ -88,11 +101,25 @@ class ObservationNormalizer(Module):
             leaves[index] = moments.normalize(leaves[index])
         return tree.unflatten_as(observation, leaves)
 
-    def update(self, observation: Any, rows: torch.Tensor, total: Total | None = None) -> None:
-        """Adds the rows `rows` (bool `[N, T]`) of observations `[N, T, ...]`."""
+    def records(self, record: Any) -> Any:
+        """A named tuple such as a `Transition` with all observations scaled, now and next, in extras too."""
+        fields = dict(zip(record._fields, record, strict=True))
+        for name, value in fields.items():
+            if name in ("observation", "next_observation"):
+                fields[name] = self(value)
+            elif hasattr(value, "_fields"):
+                fields[name] = self.records(value)
+        return type(record)(**fields)
+
+    def update(self, observation: Any, rows: torch.Tensor | None = None, total: Total | None = None) -> None:
+        """Adds observations `[N, T, ...]` where `rows`, bool `[N, T]`, is True; all `[N, ...]` without."""
         leaves = tree.flatten(observation)
         for index, moments in zip(self._indices, self._moments, strict=True):
-            moments.update(leaves[index][rows], total)
+            leaf = leaves[index]
+            if rows is None:
+                moments.update(leaf, total)
+            else:
+                moments.update(leaf.flatten(0, 1), total, rows.flatten())
 
 
 class RewardScale(Module):

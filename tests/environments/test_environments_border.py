@@ -142,6 +142,7 @@ def test_an_action_that_is_repeated_stays_as_it_is():
     ("name", "wrappers"),
     [
         ("tasks:Navigation2D", []),
+        ("tasks:PointMaze", []),
         ("gymnasium:CartPole-v1", [functools.partial(environments.FrameStack, num_frames=2)]),
         ("gymnasium:CartPole-v1", [environments.ObservationActionReward]),
     ],

@@ -157,6 +157,7 @@ WAYS = {
     "four agents": ("multi_agent:CartPole", {}),
     "fake": ("testing:Fake", {}),
     "navigation": ("tasks:Navigation2D", {"options": {"max_steps": 10}}),
+    "maze": ("tasks:PointMaze", {"options": {"max_steps": 10}}),
     "tensor": ("tensor:CartPole-v1", {}),
     "minatar": ("minatar:Freeway", {"options": {"max_steps": 20}}),
 }

@@ -14,6 +14,7 @@ import torch
 import tree
 from agent_batches import CONTINUOUS, IMAGES, VECTOR, batch_of, flat, learn, make_learner, make_policy, played
 
+from framework import adders, environments, replay, specs
 from framework.environments.testing import FakeEnvironment
 
 # --- probes ---
@@ -97,6 +98,19 @@ def written(agent, spec):
     return np.concatenate([np.ravel(part) for part in parts])
 
 
+def written_again(agent, spec):
+    """The goals in the items of two envs that play one episode of the maze."""
+    maze = environments.make("tasks:PointMaze", num_envs=2, seed=0, options={"max_steps": 6})
+    client = replay.EmbeddedClient([replay.Table.queue(adders.REPLAY_TABLE, 1000)], concurrent=False)
+    adder = agent.make_adder(client, specs.make_environment_spec(maze))
+    adder.add_first(maze.reset())
+    for action in np.random.default_rng(0).uniform(-1, 1, (6, 2, 2)).astype(np.float32):
+        adder.add(action, maze.step(action))
+    adder.flush()
+    size = client.server_info()[adders.REPLAY_TABLE].current_size
+    return client.sample_batch(adders.REPLAY_TABLE, size).data.observation[specs.DESIRED_GOAL]
+
+
 def fetched(agent, spec):
     """What the dataset is asked to keep ready, and the adder to keep under way."""
     with (
@@ -141,6 +155,8 @@ FIELDS = {
     **by(learned, target_update_period=2),
     **by(learned, needs={"target_update_period": 1}, target_update_rate=0.5),
     **by(written, n_step=2, reward_clip=0.1),
+    **by(written_again, hindsight_goals=2),
+    **by(written_again, needs={"hindsight_goals": 2}, hindsight_strategy="final"),
     **by(table, needs=PRIORITIZED, priority_exponent=0.3),
     **by(learned, needs=PRIORITIZED, importance_sampling_exponent=0.9, importance_sampling_annealing=2),
     # Values of discrete actions.
@@ -170,6 +186,7 @@ FIELDS = {
     **by(learned, smoothing_std=0.1, clip_targets=None, num_samples=5, epsilon_penalty=None),
     **by(learned, initial_mean_multiplier=1.0, initial_std_multiplier=1.0, dual_learning_rate=1e-1),
     **by(network, num_critics=3),
+    **by(learned, target_critics=1),
     **by(learned, needs={"temperature_learning_rate": 1.0}, target_entropy=5.0),
     **by(learned, needs={"smoothing_std": 1.0}, smoothing_clip=0.1),
     **by(acted, random_start=None),
@@ -192,6 +209,7 @@ FIELDS = {
     **by(acted, actor_autocast=None),
     **by(learned, needs={"max_gradient_norm": None}, value_coefficient=5.0),
     **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}, clip_end=0.01),
+    **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "entropy_coefficient": 0.7}, entropy_end=0.01),
     **by(learned, needs=PENALTY, initial_kl_coefficient=5.0),
     **by(learned, needs={"learning_rate": 0.01}, value_clip=0.001),
 }
@@ -211,10 +229,10 @@ WRONG = {
         (COUNT, "importance_sampling_annealing recurrent_size evaluation_tasks tasks_per_worker"),
         (COUNT, "minibatch_tasks rollout_length"),
         (("no", 1), "normalize_advantages double shared random_start autocast"),
-        ((0, 1.5, "8"), "learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
+        ((0, 1.5, "8"), "target_critics learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
         ((1, 2.5), "num_samples num_policy_quantiles"),
         ((-1, 1.5), "burn_in max_policy_lag prefetch_batches pretraining_steps inner_steps"),
-        ((-1, 1.5), "evaluation_inner_steps"),
+        ((-1, 1.5), "evaluation_inner_steps hindsight_goals"),
         (RATE, "learning_rate adam_epsilon critic_learning_rate value_learning_rate dual_learning_rate"),
         (RATE, "temperature_learning_rate embedding_learning_rate inner_learning_rate value_coefficient"),
         (RATE, "entropy_coefficient priority_exponent epsilon_ladder initial_kl_coefficient clip_rho clip_c"),
@@ -227,10 +245,10 @@ WRONG = {
         ((0.0, 3.0), "epsilon epsilon_penalty"),  # The logarithm of 20 samples is 2.996.
         (SHARE, "discount learning_rate_end importance_sampling_exponent munchausen epsilon_start"),
         (SHARE, "epsilon_end evaluation_epsilon clip_end trace_lambda vtrace_lambda gae_lambda priority_eta"),
-        (SHARE, "rmsprop_decay"),
+        (SHARE, "rmsprop_decay entropy_end"),
         ((0.0, 1.5), "target_update_rate risk"),
         ((0.0, 1.0), "clip demonstration_fraction"),
-        (("wide", 1), "torso activation optimizer recurrent targets"),
+        (("wide", 1), "torso activation optimizer recurrent targets hindsight_strategy"),
         ((1.0, 1.5), "exploration_correlation"),
         (("gpu", None), "device"),
         (("observation=pixels", 1), "inputs"),
