@@ -22,17 +22,13 @@ from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import adders, environments, losses, replay
 from framework import config_checks as check
 from framework.adders import PriorityFn
-from framework.datasets import Dataset, EpisodeDataset, read_episodes, record, table_numbers
-from framework.datasets.episodes import play
+from framework.datasets import DEMONSTRATIONS_TABLE, Dataset, Demonstrations, record, table_numbers
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values
 from framework.replay.contracts import ReplayClient
-from framework.replay.sharded import MAX_SHARDS
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec, frame_stack
 from framework.types import Step, Transition
-
-DEMONSTRATIONS_TABLE = "demonstrations"
 
 
 @dataclass(frozen=True)
@@ -77,23 +73,13 @@ class DQfD(DQN):
 
     config: DQfDConfig = DQfDConfig()
 
-    def episodes(self) -> EpisodeDataset:
-        """The demonstrations. Raises ValueError if the config names none."""
-        if self.config.demonstrations is None:
-            raise ValueError(
-                "demonstrations: got None, expected a folder of episodes or module:function. Record episodes "
-                "with repertory record, or framework.datasets.record."
-            )
-        return read_episodes(self.config.demonstrations)
+    @property
+    def demonstrations(self) -> Demonstrations:
+        add = functools.partial(self._adder, table=DEMONSTRATIONS_TABLE)
+        return Demonstrations(self.config.demonstrations, self.config.n_step, add)
 
     def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
-        episodes = self.episodes()
-        episodes.check(spec)
-        # Never full. Each of several servers has a part of this size and any number of the episodes.
-        size, limiter = MAX_SHARDS * self._num_items(episodes), replay.rate_limiters.MinSize(1)
-        sampler, remover = self.make_sampler(), replay.selectors.Fifo()
-        table = replay.Table(DEMONSTRATIONS_TABLE, sampler, remover, size, limiter)
-        return [*super().make_tables(spec), table]
+        return [*super().make_tables(spec), self.demonstrations.make_table(spec, self.make_sampler())]
 
     def make_adder(
         self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
@@ -103,18 +89,15 @@ class DQfD(DQN):
     def make_dataset(self, client: ReplayClient) -> Dataset:
         config = self.config
         table = client.server_info()[DEMONSTRATIONS_TABLE]
-        if self.rank == 0:  # The others make no step before this one does.
-            self._fill(client, table.current_size)
         # Both tables are saved with the run, and the number of samples.
         steps = table.rate_limiter_info.sample_stats.completed // config.batch_size
-        share = config.demonstration_fraction
-        return Dataset(
+        return self.demonstrations.make_dataset(
             client,
-            {DEMONSTRATIONS_TABLE: share, adders.REPLAY_TABLE: 1.0 - share},
+            config.demonstration_fraction,
             config.batch_size // self.num_learners,
+            writes=self.rank == 0,  # The others make no step before this one does.
             device=self.device,
             only_first=max(0, config.pretraining_steps - steps),
-            while_waiting=functools.partial(self._fill_again, client) if self.rank == 0 else None,
         )
 
     def item_losses(
@@ -148,19 +131,6 @@ class DQfD(DQN):
         squares = torch.stack([parameter.square().sum() for parameter in networks.parameters()]).sum()
         return output._replace(loss=output.loss + self.config.l2_coefficient * squares)
 
-    def _fill(self, client: ReplayClient, size: int) -> None:
-        """Writes the demonstrations, unless the table has them: when the run is resumed."""
-        episodes = self.episodes()
-        if size == self._num_items(episodes):
-            return
-        client.reset(DEMONSTRATIONS_TABLE)
-        play(episodes, functools.partial(self._adder, client, DEMONSTRATIONS_TABLE), client)
-
-    def _fill_again(self, client: ReplayClient) -> None:
-        """Writes them after a restart of the replay server from no checkpoint."""
-        if not client.server_info()[DEMONSTRATIONS_TABLE].current_size:
-            self._fill(client, 0)
-
     def _adder(
         self,
         client: ReplayClient,
@@ -178,11 +148,6 @@ class DQfD(DQN):
             one_step=True,
             reward_clip=self.config.reward_clip,
         )
-
-    def _num_items(self, episodes: EpisodeDataset) -> int:
-        """What `NStepTransitionAdder` makes of them."""
-        lengths = episodes.lengths
-        return int((lengths + np.minimum(lengths, self.config.n_step) - 1).sum())
 
 
 def mountain_car(count: int = 5, seed: int = 0) -> Iterator[Step]:

@@ -15,11 +15,13 @@ import torch
 from dm_env import specs as dm_specs
 from torch import nn
 
+from agents.td3 import PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import MLP, GaussianHead, ObservationEncoder, PolicyNetwork
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest
@@ -160,3 +162,8 @@ def _of(critics: nn.Module, observation: Nest, actions: torch.Tensor) -> torch.T
         found: torch.Tensor = critics(observation, actions).float()
         return found
     return critics(observation).float().gather(-1, actions.expand(2, -1).unsqueeze(-1)).squeeze(-1)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+}

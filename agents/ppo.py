@@ -43,6 +43,7 @@ class PPOConfig(ActorCriticConfig):
     initial_kl_coefficient: float = 1.0  # Initial weight of that penalty.
     value_clip: float | None = None  # Values move at most this far (in units of the return) per batch.
     entropy_coefficient: float = 0.0  # Weight of the policy's entropy in nats. Higher values explore longer.
+    entropy_end: float = 1.0  # That weight after `learning_rate_decay`, as a fraction of it.
 
     # Optimization.
     epochs: int = 10  # Passes over a batch. More learn more from it, until the policy moves too far.
@@ -56,7 +57,7 @@ class PPOConfig(ActorCriticConfig):
         check.at_least(self, 1, "epochs", "minibatch_size", "episodes_per_batch")
         check.at_least(self, 0, "value_learning_rate")
         check.above(self, 0, "target_kl", "value_clip")
-        check.fraction(self, "clip_end")
+        check.fraction(self, "clip_end", "entropy_end")
         check.between(self, 0, 1, "clip")
 
 
@@ -259,7 +260,8 @@ class PPO(OnPolicyAgent):
             with torch.set_grad_enabled(config.entropy_coefficient != 0.0):
                 metrics["entropy"] = losses.masked_mean(new.entropy(), mask)
         if config.entropy_coefficient != 0.0:
-            loss = loss - config.entropy_coefficient * metrics["entropy"]
+            left = schedules.linear_decay(config.learning_rate_decay, config.entropy_end)(context.env_steps)
+            loss = loss - config.entropy_coefficient * left * metrics["entropy"]
         if context.wants_metrics:
             metrics["clip_fraction"] = surrogate.clip_fraction
         weight = None

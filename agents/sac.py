@@ -48,6 +48,9 @@ class SACConfig(OffPolicyConfig):
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
     num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
+    # Critics, drawn at each step, of which a target takes the smallest; the policy then follows the mean
+    # (REDQ; Chen et al., 2021). None: all, for the policy, too (SAC-N; An et al., 2021).
+    target_critics: int | None = None
     target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.
     actor_delay: int = 1  # Learner steps per update of the policy and the temperature.
 
@@ -66,7 +69,8 @@ class SACConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 1, "num_critics", "actor_delay", "hidden_sizes")
+        check.at_least(self, 1, "num_critics", "target_critics", "actor_delay", "hidden_sizes")
+        check.ordered(self, "target_critics", "num_critics")
         check.at_least(self, 0, "critic_learning_rate", "temperature_learning_rate")
         check.above(self, 0, "reward_scale", "temperature", "initial_temperature")
 
@@ -217,20 +221,20 @@ class SAC(OffPolicyAgent):
         with torch.no_grad():
             next_action, next_log_prob = drawn(data.next_observation)
             next_values = context.targets["critics"](data.next_observation, next_action)
-            next_soft = losses.soft_value(next_values.amin(0), next_log_prob, temperature)
+            next_soft = losses.soft_value(self._smallest(next_values, context), next_log_prob, temperature)
         values = networks.critics(data.observation, networks.actions.drawn(data))
         if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         action, log_prob = drawn(data.observation)
         with frozen(networks.critics):
-            own_values = networks.critics(data.observation, action).amin(0)
+            own_values = self._followed(networks.critics(data.observation, action))
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob
 
     def _discrete(self, networks: SACNetworks, data: Transition, context: LossContext) -> tuple[Any, ...]:
         """As `_continuous`, with exact sums over actions, and minus the entropy as log-probabilities."""
         temperature = networks.temperature.log.exp()
         with torch.no_grad():
-            next_values = context.targets["critics"](data.next_observation).amin(0)
+            next_values = self._smallest(context.targets["critics"](data.next_observation), context)
             next_logits = networks.policy(data.next_observation).logits
             next_soft = losses.discrete_soft_value(next_values, next_logits, temperature)
         all_values = networks.critics(data.observation)
@@ -239,13 +243,27 @@ class SAC(OffPolicyAgent):
         if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         distribution = networks.policy(data.observation)
-        actor = losses.sac_discrete_actor_loss(distribution.logits, all_values.amin(0), temperature)
+        own_values = self._followed(all_values)
+        actor = losses.sac_discrete_actor_loss(distribution.logits, own_values, temperature)
         return values, next_soft, actor, -distribution.entropy()
+
+    def _smallest(self, values: torch.Tensor, context: LossContext) -> torch.Tensor:
+        """The values `[...]` of targets, of the target critics' `[C, ...]`."""
+        if (count := self.config.target_critics) is not None:
+            values = values[context.normal(len(values)).topk(count).indices]
+        return values.amin(0)
+
+    def _followed(self, values: torch.Tensor) -> torch.Tensor:
+        """The values `[...]` that the policy follows, of the critics' `[C, ...]`."""
+        return values.amin(0) if self.config.target_critics is None else values.mean(0)
 
 
 PRESETS: Mapping[str, Preset] = {
     # -157.9 to -160.7, greedy over 100 episodes, at 20,000 steps on seeds 1 to 5.
-    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+    **dict.fromkeys(
+        ("gymnasium:Pendulum-v1", "testing:BadlyScaledPendulum"),
+        Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+    ),
     # 7,951 to 8,400, greedy over 100 episodes, at 200,000 steps on seeds 1 to 3.
     "gymnasium:HalfCheetah-v5": Preset(HALF_CHEETAH, {**MUJOCO_RUN, "max_env_steps": 200_000}),
     # At a temperature of 1, the entropy outweighs rewards of -1 for the first 5,000 learner steps.
@@ -259,6 +277,6 @@ PRESETS: Mapping[str, Preset] = {
     # A learner step for every 2 env steps, as D4PG's.
     "dm_control:walker/walk": Preset(
         agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},
-        run={**DM_CONTROL_RUN, "max_env_steps": 100_000},
+        run={**DM_CONTROL_RUN, "max_env_steps": 100_000, "evaluate_period": 10_000},
     ),
 }

@@ -83,7 +83,12 @@ class TD3Networks(nn.Module):
       config: settings of the networks.
       spec: the spec of one env.
       outputs_per_action: K, the number of each critic's outputs for an action.
+
+    Attributes:
+      normalizes_policy: whether `layer_norm` is for the policy, too, and not for the critics only.
     """
+
+    normalizes_policy: ClassVar[bool] = True
 
     def __init__(self, config: TD3Config, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
@@ -91,9 +96,8 @@ class TD3Networks(nn.Module):
             spec.actions, type(config).__name__.removesuffix("Config")
         )
         seen, size, sizes = spec.observations, self.actions.head_spec.shape[0], config.hidden_sizes
-        self.policy = PolicyNetwork(
-            seen, sizes, lambda width: DeterministicHead(width, size), config.layer_norm
-        )
+        normalized = config.layer_norm and self.normalizes_policy
+        self.policy = PolicyNetwork(seen, sizes, lambda width: DeterministicHead(width, size), normalized)
         self.critics = networks.Critics(
             seen, size, sizes, config.num_critics, config.layer_norm, None, outputs_per_action
         )

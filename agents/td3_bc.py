@@ -6,13 +6,15 @@ scaled to 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agents.td3 import TD3, TD3Config, TD3Networks
+from agents.td3 import PENDULUM, PENDULUM_RUN, TD3, TD3Config, TD3Networks
 from framework import config_checks as check
 from framework.learners import LossContext, LossOutput
 from framework.networks import frozen
 from framework.replay import ReplaySample
+from framework.runs.presets import Preset
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,8 @@ class TD3BC(TD3):
         actor = error - config.value_weight * values.mean() / values.detach().abs().mean().clamp(min=1e-6)
         metrics["actor_loss"] = actor
         return LossOutput(critic + actor, metrics)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+}

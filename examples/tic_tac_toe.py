@@ -1,7 +1,7 @@
 """PPO learns tic-tac-toe by self-play, and then plays against random moves and against minimax.
 
     pip install 'repertory[pettingzoo]'
-    python examples/tic_tac_toe.py [ENV_STEPS]
+    python examples/tic_tac_toe.py [ENV_STEPS] [SEED]
 
 A draw is the best result against minimax, which takes one of its best moves at random.
 """
@@ -31,22 +31,27 @@ Opponent = Callable[[int, int], int]  # From the cells of both players, its own 
 
 
 class SelfPlayPPO(SelfPlay, PPO):
-    """PPO against itself and 8 earlier versions."""
+    """PPO against itself and 16 earlier versions."""
 
-    num_opponents, opponent_period, past = 8, 20, 0.5
+    num_opponents, opponent_period, past = 16, 5, 0.5
 
 
 def config(env_steps: int) -> PPOConfig:
     return PPOConfig(
         hidden_sizes=(128, 128),
+        activation="relu",
         inputs=("observation/observation=numbers",),
-        unroll_length=16,
-        epochs=6,
-        minibatch_size=128,
+        unroll_length=32,
+        epochs=4,
+        minibatch_size=256,
         discount=1.0,  # A late win is as good as an early one.
-        learning_rate=1e-3,
+        learning_rate=3e-3,
         learning_rate_decay=env_steps,
-        entropy_coefficient=0.02,
+        learning_rate_end=0.1,
+        normalize_advantages=False,
+        # With 0.03 all along, the policy is nearly certain of its moves before it has learned to block.
+        entropy_coefficient=0.2,
+        entropy_end=0.05,
     )
 
 
@@ -94,11 +99,11 @@ def play(policy: LoadedPolicy, opponent: Opponent, games: int) -> Counter[tuple[
     return results
 
 
-def main(env_steps: int = 200_000, seed: int = 1, games: int = 1_000) -> dict[str, Counter[tuple[str, int]]]:
+def main(env_steps: int = 250_000, seed: int = 1, games: int = 1_000) -> dict[str, Counter[tuple[str, int]]]:
     with tempfile.TemporaryDirectory() as directory:
         run = RunConfig(
             directory=directory,
-            envs_per_actor=32,
+            envs_per_actor=128,
             max_env_steps=env_steps,
             evaluate_period=env_steps // 4,
             num_evaluation_episodes=100,

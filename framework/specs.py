@@ -25,6 +25,8 @@ Path = tuple[Any, ...]
 
 # The entry of an observation that says which actions the environment takes; see `action_mask`.
 ACTION_MASK = "action_mask"
+# The entry that says whether it is the agent's turn, in a game in turns.
+TURN = "turn"
 # Most values of a discrete action or observation for which an agent makes its own networks.
 MAX_VALUES = 1_000_000
 # Environments without bounds name the largest number of their dtype, or half of it: both are beyond this.

@@ -360,7 +360,8 @@ class OffPolicyAgent(TorchAgent):
         inserted has to travel. Rows that stay in replay for long count more often. All networks, those that
         make the targets too, see current and next observations by the statistics of this step: a target
         network with older ones would change its values for reasons other than what it has learned. The
-        normalizer is therefore a child of the networks without a target network.
+        normalizer is therefore a child of the networks without a target network. A learner that only applies
+        the gradients of others sees no batches, and keeps no statistics.
         """
         data, rows = batch.data, None
         if hasattr(data, "mask"):  # Sequences.

@@ -215,6 +215,11 @@ ROWS = {
         ceiling=-400,
         flags=("--lstm-size", "None"),
     ),
+    # With statistics of observations, and without.
+    "badly-scaled-pendulum-sac": Row(
+        "sac", "testing:BadlyScaledPendulum", 5_000, -200, flags=("--normalize-observations",)
+    ),
+    "badly-scaled-pendulum-sac-raw": Row("sac", "testing:BadlyScaledPendulum", 5_000, ceiling=-800),
     "memory-impala-feedforward": Row(
         "impala", "testing:Memory", 200_000, ceiling=0.6, flags=("--lstm-size", "None")
     ),

@@ -4,6 +4,7 @@ Idle OpenMP threads spin, and tests share the cores. A test that reaches its tim
 processes that it started: a moment before, each of them says on stderr where its threads are, and ends.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_collection_finish(session):
+    """What all tests have imported is left out of collections of garbage: each would walk it for a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def warm_fork_servers(monkeypatch):
     monkeypatch.setattr(processes, "start_interpreter", warm_python.start_fork_server)
@@ -86,8 +93,9 @@ def abort_children(launcher: int) -> None:
             continue  # it has ended meanwhile
 
 
-def watched(item):
-    """Around a phase of a test: the processes it has started are aborted a moment before its limit."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Around a test: the processes it has started are aborted a moment before its limit."""
     marker = item.get_closest_marker("timeout")
     limit = float(marker.args[0] if marker and marker.args else item.config.getini("timeout") or 0)
     if item.config.getoption("timeout", None) is not None:
@@ -101,14 +109,3 @@ def watched(item):
         return (yield)
     finally:
         timer.cancel()
-
-
-# A fixture may start processes too.
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    return (yield from watched(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    return (yield from watched(item))

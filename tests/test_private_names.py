@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import pathlib
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OF_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # Public in spite of their names.
@@ -47,14 +50,20 @@ def bases(kind: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
     return direct.union(*(bases(known[name], known) for name in direct))
 
 
-def test_agents_and_examples_use_no_private_names_of_the_framework():
+@pytest.fixture(scope="module")
+def framework_files() -> dict[pathlib.Path, ast.Module]:
+    return parsed("framework")
+
+
+def test_agents_and_examples_use_no_private_names_of_the_framework(framework_files):
     files = parsed("agents", "examples")
-    framework, users = classes(parsed("framework")), classes(files)
+    framework, users = classes(framework_files), classes(files)
+    names = functools.cache(private_names)
     wrong = [
         f"{name} shares {sorted(shared)} with {base}"
         for name, kind in users.items()
         for base in bases(kind, {**framework, **users}) & framework.keys()
-        if (shared := private_names(kind) & private_names(framework[base]))
+        if (shared := names(kind) & names(framework[base]))
     ]
     for path, tree in files.items():
         for node in ast.walk(tree):
@@ -65,6 +74,6 @@ def test_agents_and_examples_use_no_private_names_of_the_framework():
     assert wrong == []
 
 
-def test_no_class_name_stands_twice():
-    names = [node.name for node in each_class(parsed("framework", "launch"))]
+def test_no_class_name_stands_twice(framework_files):
+    names = [node.name for node in each_class({**framework_files, **parsed("launch")})]
     assert [name for name, count in collections.Counter(names).items() if count > 1] == []

@@ -24,7 +24,7 @@ class PolicyActor(core.Actor):
 
     An env's recurrent state restarts with its episode, and an agent's with the agent's own episode; see
     `Policy.begins`. The extras that the policy returns with an action are stored in the row of that action.
-    The calls have the order that `framework.core` shows:
+    The calls have the order that `framework.components` shows:
 
     ```python
     actor = PolicyActor(policy, adder, VariableClient(learner_client, networks), num_envs=4, seed=1)

@@ -184,6 +184,11 @@ class EnvironmentLoop:
             self._rows = rows
             environment.write_to(rows)
 
+    def _disconnect(self) -> None:
+        """Gives the environment back to the caller, to whom it returns arrays of its own."""
+        self._rows = None
+        self.environment.write_to(None)
+
     def _play(
         self, num_steps: int, max_steps: int | None, until: Callable[[], bool] | None, until_end: bool
     ) -> bool:
@@ -308,6 +313,7 @@ class EnvironmentLoop:
                 self._log(finished)
         if (flush_pending := getattr(self._actor, "flush_pending", None)) is not None:
             flush_pending()
+        self._disconnect()
         return self.num_steps - before
 
     def run_episodes(self, num_episodes: int) -> dict[str, Any]:
@@ -366,6 +372,7 @@ class EnvironmentLoop:
                 if not np.count_nonzero((share > 0) & ~waits):
                     self.timestep, waits = None, np.zeros(num_envs, np.bool_)
         self.timestep = None
+        self._disconnect()
         if self.num_cut > cut_before == 0:
             _LOG.warning(
                 "%s: %d of %d episodes had not ended after %s steps and were cut there. Their returns are "
@@ -381,9 +388,7 @@ class EnvironmentLoop:
 
     def _reset(self) -> dm_env.TimeStep:
         start = time.perf_counter()
-        # What it returns belongs to no step: it is checked at once.
-        self._rows = None
-        self.environment.write_to(None)
+        self._disconnect()  # What it returns belongs to no step: it is checked at once.
         timestep = self.environment.reset()
         made = time.perf_counter()
         seen = timestep if self.environment.device is None else arrays(timestep)

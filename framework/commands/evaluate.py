@@ -1,4 +1,4 @@
-"""`repertory eval`: evaluates the policy of a run."""
+"""`repertory eval`: evaluates the policy of a run, in its environment or from data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from framework import interrupts
 from framework.actors import EnvironmentLoop
 from framework.checkpoints.checkpointer import explain
 from framework.commands.options import Allow, Checkpoint, CommandError, Run, check_at_least, parse
+from framework.config_checks import RaisedAs
+from framework.datasets import read_episodes
 from framework.environments.seeded_episodes import SeededEpisodes
 from framework.environments.wrappers import find_inside
+from framework.programs.fitted_q import fitted_q_evaluation
 from framework.programs.loading import LoadedPolicy, evaluated_or_latest, load_policy
 from framework.runs.parts import make_observers
 from framework.runs.run_folder import RunFolder
@@ -26,7 +29,10 @@ _NAMES = ("episode_return", "episode_length", "env")
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Plays episodes greedily with the policy of a run and prints their returns."""
+    """Plays episodes greedily with the policy of a run and prints their returns.
+
+    With --dataset it plays none: it estimates the discounted return from data (fitted Q evaluation).
+    """
 
     run: Run  # Folder of the run.
     episodes: int = 100  # Number of episodes.
@@ -41,13 +47,19 @@ class EvalOptions:
     # was evaluated.
     checkpoint: Checkpoint = None
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
+    dataset: str | None = (
+        None  # Episodes from which to estimate the return, as `repertory record` writes them.
+    )
+    learner_steps: int = 20_000  # The critic learns so many, with --dataset.
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(EvalOptions, arguments, prog="repertory eval")
-    check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1)
+    check_at_least(options, episodes=1, envs=1, seed=0, max_steps=1, learner_steps=1)
     which = options.checkpoint or evaluated_or_latest(options.run)
     policy = load_policy(options.run, which, options.allow)
+    if options.dataset is not None:
+        return _from_data(options, policy, options.dataset)
     envs = min(options.envs or policy.config.evaluation_envs or 20, options.episodes)
     limit = options.max_steps or policy.config.evaluation_limit
     interrupts.clean_up_first()
@@ -60,11 +72,36 @@ def main(arguments: Sequence[str]) -> int:
         + (f"; {result['cut_episodes']} cut after {limit:,} steps" if "cut_episodes" in result else "")
         + ("; the parameters are those of the best evaluation" if policy.is_best else "")
     )
-    try:
-        RunFolder.open(options.run).write_json("evaluation.json", result)
-    except OSError as error:
-        raise CommandError(f"evaluation.json was not written: {explain(error)}.") from error
+    _write(options, "evaluation.json", result)
     return 0
+
+
+def _from_data(options: EvalOptions, policy: LoadedPolicy, path: str) -> int:
+    discount = getattr(getattr(policy.agent, "config", None), "discount", 0.99)
+    with RaisedAs(CommandError, (ValueError, OSError)):
+        episodes = read_episodes(path)
+        result = fitted_q_evaluation(
+            *(policy, policy.spec, episodes),
+            discount=discount,
+            learner_steps=options.learner_steps,
+            seed=options.seed,
+        )
+    value, of_data = (rounded(result[name], 3) for name in ("value", "data_return"))
+    print(
+        f"Fitted Q evaluation with {path}, {result['episodes']:,} episodes of {result['transitions']:,} "
+        f"transitions: discounted return {value} (of the data: {of_data}), discount {discount:g}, checkpoint "
+        f"of step {policy.step:,}"
+    )
+    about = {"dataset": path, "step": policy.step, "best": policy.is_best, "seed": options.seed}
+    _write(options, "off_policy_evaluation.json", {**about, **result})
+    return 0
+
+
+def _write(options: EvalOptions, name: str, result: dict[str, Any]) -> None:
+    try:
+        RunFolder.open(options.run).write_json(name, result)
+    except OSError as error:
+        raise CommandError(f"{name} was not written: {explain(error)}.") from error
 
 
 def evaluate(

@@ -138,7 +138,7 @@ class PettingZooAdapter(SingleEnv):
 
         self._environment, self._seed = environment, seed
         names = environment.possible_agents
-        observations = spaces.Dict({name: environment.observation_space(name) for name in names})
+        observations = spaces.Dict({name: self._observation_space(name) for name in names})
         actions = spaces.Dict({name: environment.action_space(name) for name in names})
         self.observation_starts = specs.discrete_offsets(observations)
         self.action_starts = specs.discrete_offsets(actions)
@@ -151,6 +151,9 @@ class PettingZooAdapter(SingleEnv):
         zeros = specs.zeros(spec.observations)
         leaves = zip(tree.flatten(zeros), self.observation_starts, strict=True)
         self._absent = tree.unflatten_as(zeros, [leaf + leaf.dtype.type(start) for leaf, start in leaves])
+
+    def _observation_space(self, name: str) -> Any:
+        return self._environment.observation_space(name)
 
     def reset(self) -> Nest:
         seed, self._seed = self._seed, None
@@ -210,8 +213,18 @@ class TurnBasedAdapter(PettingZooAdapter):
     """An environment with PettingZoo's turn-based API (AEC), as nests keyed by agent. A step is one move.
 
     Actions of agents whose turn it is not are ignored. If observations have an `action_mask`, theirs allows
-    the first action only, so that what they do has probability 1.
+    the first action only, so that what they do has probability 1. A dict has an entry `turn`, 1 for the agent
+    whose turn it is, else 0: in many games a board with as many pieces of both is that of the first player
+    who moves and of the second who waits, and these have different values.
     """
+
+    def _observation_space(self, name: str) -> Any:
+        from gymnasium import spaces
+
+        space = super()._observation_space(name)
+        if not isinstance(space, spaces.Dict):
+            return space
+        return spaces.Dict({specs.TURN: spaces.Discrete(2), **space.spaces})
 
     def reset(self) -> Nest:
         seed, self._seed = self._seed, None
@@ -248,9 +261,11 @@ class TurnBasedAdapter(PettingZooAdapter):
         self._playing, self._mover = list(game.agents), game.agent_selection
         looks = {name: game.observe(name) for name in self._playing}
         for name, look in looks.items():
-            mask = look.get(specs.ACTION_MASK) if isinstance(look, Mapping) else None
-            if mask is not None and name != self._mover:
-                looks[name] = {**look, specs.ACTION_MASK: (np.arange(len(mask)) == 0).astype(mask.dtype)}
+            if isinstance(look, Mapping):
+                moves = name == self._mover
+                looks[name] = {specs.TURN: int(moves), **look}
+                if not moves and (mask := look.get(specs.ACTION_MASK)) is not None:
+                    looks[name][specs.ACTION_MASK] = (np.arange(len(mask)) == 0).astype(mask.dtype)
         return looks
 
 

@@ -292,20 +292,26 @@ def _pettingzoo(full: str, name: str, options: dict[str, Any]) -> EnvironmentSou
         ) from error
 
 
-# Environments that hide the velocities: the whole one, and the rest of its observation.
-_HIDDEN = {
-    "CartPoleWithoutVelocities": ("CartPole-v1", slice(None, None, 2)),  # position and angle
-    "PendulumWithoutVelocity": ("Pendulum-v1", slice(None, 2)),  # cosine and sine of the angle
+def _badly_scaled(observation: np.ndarray) -> np.ndarray:
+    return 1e4 + np.array([1e3, 1.0, 1e-3]) * observation
+
+
+# Environments that hide the velocities or show them too small: the usual one, and what becomes of its
+# observation.
+_CHANGED: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "BadlyScaledPendulum": ("Pendulum-v1", _badly_scaled),
+    "CartPoleWithoutVelocities": ("CartPole-v1", operator.itemgetter(slice(None, None, 2))),
+    "PendulumWithoutVelocity": ("Pendulum-v1", operator.itemgetter(slice(None, 2))),
 }
 
 
-def _hidden(whole: str, shown: slice, **kwargs: Any) -> Any:
+def _changed(usual: str, change: Callable[[np.ndarray], np.ndarray], **kwargs: Any) -> Any:
     import gymnasium
 
-    environment: Any = _make_gymnasium(gymnasium.spec(whole), **kwargs)
-    box = environment.observation_space
-    space = gymnasium.spaces.Box(box.low[shown], box.high[shown])
-    return gymnasium.wrappers.TransformObservation(environment, operator.itemgetter(shown), space)
+    environment: Any = _make_gymnasium(gymnasium.spec(usual), **kwargs)
+    low, high = change(environment.observation_space.low), change(environment.observation_space.high)
+    space = gymnasium.spaces.Box(low, high, dtype=low.dtype)
+    return gymnasium.wrappers.TransformObservation(environment, change, space)
 
 
 _TESTING: dict[str, Callable[..., Any]] = {
@@ -315,7 +321,7 @@ _TESTING: dict[str, Callable[..., Any]] = {
     "Memory": testing.MemoryEnvironment,
     "Sleep": testing.SleepEnvironment,
     "Tuple": testing.TupleEnvironment,
-    **{name: functools.partial(_hidden, *hidden) for name, hidden in _HIDDEN.items()},
+    **{name: functools.partial(_changed, *changed) for name, changed in _CHANGED.items()},
 }
 
 

@@ -69,21 +69,29 @@ class SelfPlayPolicy(core.Policy):
             self._size = max(self._size, place + 1)
 
     def initial_state(self, batch_size: int) -> Nest:
-        """int64`[B, seats - 1]`: the opponents of an episode that begins."""
-        shape = batch_size, len(self._group.agents) - 1
-        if not self._opponents:
-            return np.full(shape, _RANDOM)
-        past = (self._random.random(shape) < self._past) & (self._size > 0)
-        return np.where(past, self._random.integers(max(self._size, 1), size=shape), _NEWEST)
+        """int64`[B, seats]`: the seat that learns, and random opponents, which `step` replaces by drawn ones.
+
+        It does not draw them here, since an inference server has one initial state for all episodes.
+        """
+        state = np.full((batch_size, len(self._group.agents)), _RANDOM)
+        state[:, 0] = np.arange(batch_size) % state.shape[1]
+        return state
+
+    def _drawn(self, state: np.ndarray) -> np.ndarray:
+        past = (self._random.random(state.shape) < self._past) & (self._size > 0)
+        drawn = np.where(past, self._random.integers(max(self._size, 1), size=state.shape), _NEWEST)
+        return np.where(state == _RANDOM, drawn, state)
 
     def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
-        seats, rows = len(self._group.agents), self._group.of_envs(self._group.rows(observation))
-        own, extras, _ = self._policy.step(_learning(rows), ())
+        if self._opponents and (state == _RANDOM).any():
+            state = self._drawn(state)
+        seats, rows = state.shape[1], self._group.of_envs(self._group.rows(observation))
+        own, extras, _ = self._policy.step(_of_seats(rows, state[:, 0]), ())
         actions = np.repeat(own[:, None], seats, axis=1)  # The opponents' moves replace theirs.
-        for place in range(seats - 1):
+        for place in range(1, seats):
             for opponent in np.unique(state[:, place]):
                 envs = np.flatnonzero(state[:, place] == opponent)
-                at = envs, (envs + 1 + place) % seats
+                at = envs, (state[envs, 0] + place) % seats
                 actions[at] = self._moves(opponent, tree.map_structure(operator.itemgetter(at), rows))
         return self._group.split(actions.reshape(-1)), extras, state
 
@@ -102,10 +110,11 @@ class SelfPlayPolicy(core.Policy):
             policy.seed(seed + index)
 
     def save(self) -> Any:
-        return self._policy.save()
+        return self._policy.save(), self._random.bit_generator.state
 
     def restore(self, state: Any) -> None:
-        self._policy.restore(state)
+        own, self._random.bit_generator.state = state
+        self._policy.restore(own)
 
 
 class SeatAdder(adders.ForkingAdder):
@@ -124,11 +133,15 @@ class SeatAdder(adders.ForkingAdder):
         self._adder.add_first(self._rows(timestep))
 
     def add(self, action: Nest, next_timestep: MultiAgentTimeStep, extras: Nest = ()) -> None:
-        own = _learning(self._group.of_envs(self._group.rows(action)))
-        self._adder.add(own, self._rows(next_timestep), extras)
+        own = self._group.of_envs(self._group.rows(action))
+        self._adder.add(self._learning(own), self._rows(next_timestep), extras)
 
     def _rows(self, timestep: MultiAgentTimeStep) -> dm_env.TimeStep:
-        return _learning(self._group.of_envs(self._group.timestep(timestep)))
+        return self._learning(self._group.of_envs(self._group.timestep(timestep)))
+
+    def _learning(self, rows: Nest) -> Any:
+        count = len(tree.flatten(rows)[0])
+        return _of_seats(rows, np.arange(count) % len(self._group.agents))
 
 
 class SelfPlay(TorchAgent):
@@ -184,11 +197,6 @@ class SelfPlay(TorchAgent):
         return played
 
 
-def _learning(rows: Nest) -> Any:
-    """The rows `[B, ...]` of the seats that learn, of `[B, seats, ...]`."""
-
-    def pick(leaf: np.ndarray) -> np.ndarray:
-        envs = np.arange(leaf.shape[0])
-        return leaf[envs, envs % leaf.shape[1]]
-
-    return tree.map_structure(pick, rows)
+def _of_seats(rows: Nest, seats: np.ndarray) -> Any:
+    """The rows `[B, ...]` of the seats `[B]`, of `[B, seats, ...]`."""
+    return tree.map_structure(lambda leaf: leaf[np.arange(len(seats)), seats], rows)

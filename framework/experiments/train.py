@@ -62,12 +62,16 @@ def train(
       ProgramInterrupted: Ctrl-C or a signal stopped the run cleanly. The same call continues it if it names
         the directory.
     """
-    own = dict(run) if isinstance(run, Mapping) else vars(run or RunConfig())
+    own = dict(run) if isinstance(run, Mapping) else {} if run is None else vars(run)
     in_run = own.get("seed") or 1
     seed = whole_number("seed", in_run if seed == 1 else seed, 0)
     place = {} if directory is None else {"directory": os.fspath(directory)}
     made, config, line = settings_of(agent, environment, run, {**settings, "seed": seed, **place})
     if config.directory is not None:
+        known = RunFolder.find(str(config.directory))
+        if known is not None and "evaluate_period" not in {**own, **settings}:
+            # It follows from the limit with which the run began.
+            config = dataclasses.replace(config, evaluate_period=known.config.evaluate_period)
         return _train(made, environment, config, engine, callbacks, line, progress)
     path = running.new_folder(describe_agent(made)[0], _name_of(environment), config.seed)
     with running.removed_if_empty(path):

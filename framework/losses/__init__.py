@@ -37,6 +37,8 @@ from framework.losses.munchausen import munchausen_next_values as munchausen_nex
 from framework.losses.munchausen import munchausen_rewards as munchausen_rewards
 from framework.losses.offline import conservative_penalty as conservative_penalty
 from framework.losses.offline import expectile_loss as expectile_loss
+from framework.losses.offline import gradient_similarity as gradient_similarity
+from framework.losses.offline import sampled_conservative_penalty as sampled_conservative_penalty
 from framework.losses.policy import Surrogate as Surrogate
 from framework.losses.policy import adapt_kl_coefficient as adapt_kl_coefficient
 from framework.losses.policy import clipped_surrogate as clipped_surrogate

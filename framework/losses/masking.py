@@ -21,9 +21,11 @@ def discounted(discounts: torch.Tensor, next_values: torch.Tensor) -> torch.Tens
 
 def check_alike(mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
     """Raises ValueError unless all shapes are equal: an extra axis would silently broadcast."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if mask is not None:
-        shapes["mask"] = tuple(mask.shape)
-    first, *others = shapes.values()
-    if any(shape != first for shape in others):  # A set of them would fix the sizes of a compiled loss.
-        raise ValueError(f"shapes: got {shapes}, expected the same for all.")
+    expected = None if mask is None else mask.shape
+    for tensor in tensors.values():
+        if expected is None:
+            expected = tensor.shape
+        elif tensor.shape != expected:
+            named = tensors if mask is None else {**tensors, "mask": mask}
+            shapes = {name: tuple(each.shape) for name, each in named.items()}
+            raise ValueError(f"shapes: got {shapes}, expected the same for all.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import nn
 
 
 def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:
@@ -26,3 +29,39 @@ def conservative_penalty(values: torch.Tensor, actions: torch.Tensor) -> torch.T
       `[...]`, at least 0.
     """
     return values.logsumexp(-1) - values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+def sampled_conservative_penalty(
+    values: torch.Tensor, log_densities: torch.Tensor, taken_values: torch.Tensor
+) -> torch.Tensor:
+    """`conservative_penalty` for real actions: the integral over them is estimated from S drawn ones.
+
+    `log (1/S) sum_s exp q(s, b_s) / density(b_s) - q(s, a)`, appendix F of Kumar et al. (2020).
+
+    Args:
+      values: `[..., S]` of the drawn actions.
+      log_densities: `[..., S]` of these, where they were drawn, held constant; it broadcasts to `values`.
+      taken_values: `[...]` of the data's actions.
+
+    Returns:
+      `[...]`, of any sign.
+    """
+    soft = (values - log_densities.detach()).logsumexp(-1) - math.log(values.shape[-1])
+    return soft - taken_values
+
+
+def gradient_similarity(gradients: torch.Tensor) -> torch.Tensor:
+    """How much the critics' gradients by the action agree: `1/(C-1) sum_{i != j} cos(g_i, g_j)`.
+
+    Equation 5 of An et al. (2021), EDAC: from -C/(C-1) to C.
+
+    Args:
+      gradients: `[C, ..., D]` of C > 1 critics.
+
+    Returns:
+      `[...]`.
+    """
+    unit = nn.functional.normalize(gradients, dim=-1)
+    # The square of the sum has all pairs, and each critic's with itself.
+    pairs = unit.sum(0).square().sum(-1) - unit.square().sum((0, -1))
+    return pairs / (len(gradients) - 1)

@@ -39,7 +39,7 @@ class Moments(Module):
     ) -> None:
         """Adds values `[n, *shape]`; an empty batch changes nothing.
 
-        No size depends on data, so a compiled or captured learner step can have it.
+        No size depends on data, so it can be part of a compiled or captured learner step.
 
         Args:
           values: the values.
@@ -52,15 +52,16 @@ class Moments(Module):
         n = add(weights.sum())
         if rows is not None:  # Rows that do not count may hold NaN, and 0 times NaN is NaN.
             weights = weights.reshape(-1, *[1] * (values.dim() - 1))
-            values = torch.where(weights > 0, values, 0.0)
+            values = values.masked_fill(weights == 0, 0.0)
         mean = add(values.sum(0)) / n.clamp(min=1.0)
         deviations = values - mean if rows is None else weights * (values - mean)
         squares = add((deviations**2).sum(0))
         count = self.count + n
         delta, divisor = mean - self.mean, count.clamp(min=1.0)
-        self.squares.add_(squares + delta**2 * (self.count * n / divisor))
-        self.mean.add_(delta * (n / divisor))
-        self.count.copy_(count)
+        squares = squares + delta**2 * (self.count * n / divisor)
+        # Torch 2.13 drops what is added to a float64 tensor without axes when it compiles, but not to a view.
+        for own, more in ((self.squares, squares), (self.mean, delta * (n / divisor)), (self.count, n)):
+            own.unsqueeze(0).add_(more)
 
     def std(self) -> torch.Tensor:
         """Standard deviation, float32 `[*shape]`; 1 for fewer than two values."""

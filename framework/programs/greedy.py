@@ -30,6 +30,7 @@ class GreedyPolicy:
       config: the run's settings.
       networks: the networks with the parameters, on the CPU.
       step: env steps of the run when it had these parameters.
+      has_memory: whether actions depend on earlier observations; False before the first call.
     """
 
     settings = OwnSettings()
@@ -51,7 +52,7 @@ class GreedyPolicy:
             self.settings = OwnSettings(self.networks.parameters())
         self._policy = self.agent.make_policy(self.networks, evaluation=True)
         self._state: Any = None
-        self._has_memory = False
+        self.has_memory = False
         self._envs = 0
 
     @in_own_settings
@@ -76,13 +77,13 @@ class GreedyPolicy:
             arrays,
         )
         envs, before = len(tree.flatten(arrays)[0]), self._state
-        if self._has_memory and before is not None:
+        if self.has_memory and before is not None:
             before = self._restarted(before, envs, start_of_episode)
         elif before is None or envs != self._envs:
             before = self._policy.initial_state(envs)
         action, _, self._state = self._policy.step(given, before)
         leaves = zip(tree.flatten(before), tree.flatten(self._state), strict=True)
-        self._has_memory, self._envs = any(old is not new for old, new in leaves), envs
+        self.has_memory, self._envs = any(old is not new for old, new in leaves), envs
         return action
 
     def _restarted(self, state: Any, envs: int, start_of_episode: Any) -> Any:

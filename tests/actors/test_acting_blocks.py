@@ -157,3 +157,19 @@ def test_an_action_that_follows_from_a_fault_does_not_hide_it():
     loop.collect(2)
     with pytest.raises(EnvironmentFault, match="env 0: observation holds NaN"):
         loop.collect(20)
+
+
+@pytest.mark.parametrize("limits", [{"num_steps": 6}, {"num_episodes": 2}])
+def test_after_a_run_the_environment_is_the_callers(limits):
+    environment = environments.make(testing.EchoEnvironment, num_envs=2)
+    client = _make_client()
+    adder = adders.UnrollAdder(client, 6)
+    loop = EnvironmentLoop(environment, PolicyActor(_make_policy(environment), adder, num_envs=2, seed=1))
+    loop.run(**limits)
+    action = np.zeros(2, np.int64)
+    one, other = environment.step(action), environment.step(action)
+    held = adder._block.fields["observation"].arrays[0]
+    assert not np.shares_memory(one.observation, held)
+    assert not np.shares_memory(one.observation, other.observation)
+    assert np.abs(one.observation - other.observation).max() > 0
+    adder.close()

@@ -11,10 +11,11 @@ from agent_batches import flat, learn, make_learner
 from config_fields import by, unchanged
 
 import launch
-from agents.dqfd import DEMONSTRATIONS_TABLE, DQfD, DQfDConfig, mountain_car
+from agents.dqfd import DQfD, DQfDConfig, mountain_car
 from agents.dqn import DQNConfig
 from framework import datasets, environments, replay, specs
 from framework.adders import REPLAY_TABLE
+from framework.datasets import DEMONSTRATIONS_TABLE
 from framework.environments.testing import EchoEnvironment, FakeEnvironment
 from framework.loggers import read_jsonl
 from framework.programs import RunConfig, make_program

@@ -44,6 +44,8 @@ NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 MEMORY = PPO(dataclasses.replace(SMALL["ppo"].config, recurrent="lstm", **NORMALIZED))
 AGENTS = {name: (agent, spec_of(name)) for name, agent in SMALL.items()}
 AGENTS |= {"ppo, memory": (MEMORY, DISCRETE), "sac, discrete": (SMALL["sac"], DISCRETE)}
+TD3_OF_SCALED = dataclasses.replace(SMALL["td3"].config, normalize_observations=True)
+AGENTS["td3, statistics"] = type(SMALL["td3"])(TD3_OF_SCALED), spec_of("td3")
 
 
 def assert_equal(one, other):
@@ -286,18 +288,40 @@ ON = {"hidden_sizes": (8,), "unroll_length": 6}
 QUEUE = {**UNROLLS, "batch_size": 4}
 # Fields of the config, and the environment.
 PROGRAMS = {
-    **dict.fromkeys(("apex", "c51", "dqn", "iqn", "qr_dqn", "rainbow", "sac"), (REPLAY, Masked)),
+    **dict.fromkeys(("c51", "dqn", "iqn", "qr_dqn", "rainbow"), (REPLAY, Masked)),
+    **dict.fromkeys(("bc", "cql", "iql"), (REPLAY, Masked)),
+    **dict.fromkeys(("apex", "sac"), ({**REPLAY, "normalize_observations": True}, Masked)),
     **dict.fromkeys(("a2c", "a3c", "ppo"), (ON, Masked)),
     **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
-    **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td7"), (DETERMINISTIC, NESTED)),
+    **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td3_bc"), (DETERMINISTIC, NESTED)),
+    **dict.fromkeys(("edac", "rebrac"), (REPLAY, NESTED)),
+    "td7": ({**DETERMINISTIC, "normalize_observations": True}, NESTED),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
-    "dqfd": ({**REPLAY, "demonstrations": f"{__name__}:shown", "pretraining_steps": 3}, FakeEnvironment),
+    "dqfd": (
+        {
+            **REPLAY,
+            "demonstrations": f"{__name__}:shown",
+            "pretraining_steps": 3,
+            "normalize_observations": True,
+        },
+        FakeEnvironment,
+    ),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "ppo_dqn": (
-        {"ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)}, "dqn": {"min_replay_size": 20}},
+        {
+            "ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)},
+            "dqn": {"min_replay_size": 20, "normalize_observations": True},
+        },
         "multi_agent:CartPole",
     ),
-    "r2d2": ({**SEQUENCES, **OFF, "min_replay_size": 4, "hidden_sizes": (8,)}, Masked),
+    "rlpd": (
+        {**REPLAY, "demonstrations": f"{__name__}:shown", "num_critics": 3, "actor_delay": 1},
+        FakeEnvironment,
+    ),
+    "r2d2": (
+        {**SEQUENCES, **OFF, "min_replay_size": 4, "hidden_sizes": (8,), "normalize_observations": True},
+        Masked,
+    ),
     "random_actions": ({"batch_size": 8}, NESTED),
     "recurrent_td3": ({**SEQUENCES, **OFF, "min_replay_size": 4, "encoder_sizes": (8,)}, NESTED),
 }
@@ -327,8 +351,7 @@ def run(name, monkeypatch):
 
 
 def test_every_agent_has_a_program():
-    of_files = {"bc", "cql", "iql", "td3_bc"}  # See tests/programs/test_program_clock.py.
-    assert sorted(PROGRAMS) == [name for name in agent_names() if name not in of_files]
+    assert sorted(PROGRAMS) == agent_names()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

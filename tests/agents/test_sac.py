@@ -1,6 +1,7 @@
 """SAC: the losses are those of the papers."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -29,8 +30,10 @@ from framework.types import Transition
 SMALL_SAC = SMALL["sac"].config
 
 
-def test_the_continuous_losses_against_a_second_formulation():
-    config = dataclasses.replace(SMALL_SAC, discount=0.9, initial_temperature=0.5)
+@pytest.mark.parametrize(("critics", "of_targets"), [(2, None), (5, None), (5, 2)])
+def test_the_continuous_losses_against_a_second_formulation(critics, of_targets):
+    changes = {"num_critics": critics, "target_critics": of_targets, "layer_norm": critics > 2}
+    config = dataclasses.replace(SMALL_SAC, discount=0.9, initial_temperature=0.5, **changes)
     learner, batch = make_learner(SAC(config), CONTINUOUS), transitions(CONTINUOUS)
     nets, data = learner.networks, Transition(*(torch.as_tensor(leaf) for leaf in batch.data[:5]))
     state = learner._generator.get_state()
@@ -45,13 +48,17 @@ def test_the_continuous_losses_against_a_second_formulation():
 
     with torch.no_grad():
         next_action, next_log_prob = draw(data.next_observation)
-        both = learner.targets["critics"](data.next_observation, next_action)
-        soft = torch.minimum(both[0], both[1]) - 0.5 * next_log_prob
+        rated = list(learner.targets["critics"](data.next_observation, next_action))
+        if of_targets:
+            lots = torch.empty(critics).normal_(generator=learner._generator).tolist()
+            rated = [each for _, each in sorted(zip(lots, rated, strict=True), key=lambda pair: -pair[0])]
+        soft = functools.reduce(torch.minimum, rated[:of_targets]) - 0.5 * next_log_prob
         target = data.reward + 0.9 * data.discount * soft
         values = nets.critics(data.observation, (data.action - CENTRE) / SCALE)
         critic = sum(0.5 * ((value - target) ** 2).mean() for value in values)
         action, log_prob = draw(data.observation)
-        own = nets.critics(data.observation, action).amin(0)
+        own = nets.critics(data.observation, action)
+        own = own.mean(0) if of_targets else own.amin(0)
         actor = (0.5 * log_prob - own).mean()
         temperature = 0.5 * (-log_prob + 2.0).mean()
     learner._generator.set_state(state)

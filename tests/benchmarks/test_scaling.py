@@ -42,6 +42,7 @@ def test_processes_that_are_needed(actors, costs, expected):
     assert {service: found[service] for service in expected} == expected
 
 
+@pytest.mark.release  # Sixteen processes, in eight CPU seconds.
 def test_the_check_runs_real_services_with_dummy_actors(capsys):
     found = scaling.check("mujoco", actors=4, rate=16.0, seconds=1.0, alone=0.1)
     assert set(found) == {"counter", "monitor", "source", "replay"}

@@ -35,7 +35,7 @@ class TestGraph:
         code, out, err = repertory("graph", "dqn", "--environment", "gymnasium:Pendulum-v1")
         assert code == 2 and not out and "DQN cannot act in this environment: action spec" in err
 
-    @pytest.mark.parametrize("name", [name for name in agent_names() if name != "td3_bc"])
+    @pytest.mark.parametrize("name", agent_names())
     def test_of_every_agent_data_runs_to_the_right_and_no_arrow_behind_a_box_or_text_over_its_edge(
         self, repertory, tmp_path, name
     ):

@@ -1,5 +1,7 @@
 """`repertory record`: episodes of a run's policies and of random actions, in a folder."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers import fresh_runs
@@ -73,3 +75,17 @@ def test_wrong_arguments(repertory, run, tmp_path):
         code, _, err = repertory("record", *flags)
         assert code in (1, 2) and text in err, err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_return_of_a_policy_is_estimated_from_episodes(repertory, run, tmp_path):
+    data = tmp_path / "data"
+    assert repertory("record", run, "--policy", "latest", "--episodes", 3, "--output", data)[0] == 0
+    code, out, err = repertory("eval", run, "--dataset", data, "--learner-steps", 5)
+    assert (code, err) == (0, "") and "Fitted Q evaluation with" in out and "3 episodes" in out
+    result = json.loads((run / "off_policy_evaluation.json").read_text())
+    lengths = read_episodes(data).lengths
+    expected = np.mean([(1 - 0.99**n) / 0.01 for n in lengths])  # Each step pays 1.
+    assert result["data_return"] == pytest.approx(expected) and result["learner_steps"] == 5
+    assert result["transitions"] == lengths.sum() and result["dataset"] == str(data)
+    code, _, err = repertory("eval", run, "--dataset", tmp_path / "nothing")
+    assert code == 1 and "nothing" in err and "Traceback" not in err

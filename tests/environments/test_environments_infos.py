@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 
-import gymnasium
 import numpy as np
 import pytest
+from info_environment import SPACES, InfoEnvironment
 
 import launch
 from agents.random_actions import RandomActions
@@ -18,36 +18,6 @@ from framework.environments.testing import FakeEnvironment
 from framework.programs import RunConfig, make_program
 from framework.runs.trust import named
 
-SPACES = {
-    "box": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
-    "dict": gymnasium.spaces.Dict(
-        {"a": gymnasium.spaces.Discrete(3, start=4), "z": gymnasium.spaces.Discrete(2)}
-    ),
-    "tuple": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3, start=4)]),
-}
-
-
-class Task(gymnasium.Env):
-    """Three steps; `is_success` is a number of the reset's options, and `distance` counts down to 0."""
-
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, space="box", success=True):
-        self.observation_space, self._success = SPACES[space], success
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left, self.goal = 3, (options or {}).get("goal", True)
-        return self.observation_space.sample(), {"distance": 3}
-
-    def step(self, action):
-        self.left -= 1
-        over = self.left == 0
-        info = {"distance": np.array([self.left])} | (
-            {"is_success": self._success if self.goal else 0} if over else {}
-        )
-        return self.observation_space.sample(), 1.0, over, False, info
-
 
 def steps(environment, count):
     yield environment.reset()
@@ -55,11 +25,14 @@ def steps(environment, count):
         yield environment.step(np.zeros(environment.num_envs, np.int64))
 
 
-@pytest.mark.parametrize("stepping", ["inline", "processes"])
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(
+    ("stepping", "space"), [*(("inline", space) for space in SPACES), ("processes", "dict")]
+)
 def test_numbers_of_info_are_beside_the_observations(stepping, space):
     names = {"info_metrics": ("is_success", "distance")}
-    make = functools.partial(environments.make, Task, num_envs=2, stepping=stepping, options={"space": space})
+    make = functools.partial(
+        environments.make, InfoEnvironment, num_envs=2, stepping=stepping, options={"space": space}
+    )
     with make() as plain, make(**names) as environment:
         assert environment.spec == plain.spec
         seen = [{name: of.tolist() for name, of in environment.infos.items()} for _ in steps(environment, 4)]
@@ -71,7 +44,7 @@ def test_numbers_of_info_are_beside_the_observations(stepping, space):
 
 def test_wrappers_leave_the_numbers_as_they_are():
     wrappers = [functools.partial(ActionRepeat, num_repeats=2), functools.partial(FrameStack, num_frames=2)]
-    with environments.make(Task, info_metrics=("distance",), wrappers=wrappers) as environment:
+    with environments.make(InfoEnvironment, info_metrics=("distance",), wrappers=wrappers) as environment:
         assert [environment.infos["distance"].item() for _ in steps(environment, 2)] == [3, 1, 0]
         assert environment.observation_spec().shape == (2, 2)
 
@@ -83,7 +56,7 @@ class Batch(environments.EnvironmentWrapper):
 
 
 def make_batch(num_envs):
-    return Batch(environments.make(Task, num_envs=num_envs))
+    return Batch(environments.make(InfoEnvironment, num_envs=num_envs))
 
 
 WRONG = {
@@ -107,7 +80,7 @@ def test_environments_without_them_are_refused(case):
 
 
 def test_a_text_is_no_number():
-    environment = environments.make(Task, info_metrics=("is_success",), options={"success": "yes"})
+    environment = environments.make(InfoEnvironment, info_metrics=("is_success",), options={"success": "yes"})
     with environment, pytest.raises(EnvironmentFault, match=re.escape("info with 'is_success' 'yes'")):
         list(steps(environment, 3))
 
@@ -125,11 +98,11 @@ def test_numbers_of_episodes_are_in_the_rows_of_training_and_of_evaluations(tmp_
     )
     rows = {}
     program = make_program(
-        RandomActions(), Task, config, on_write=lambda snapshot: rows.update(snapshot["labels"])
+        RandomActions(), InfoEnvironment, config, on_write=lambda snapshot: rows.update(snapshot["labels"])
     )
     result = launch.launch(program, "serial")
     assert result["episodes"] == 5 and result["is_success"] == 0.0 == rows["actor-0"]["is_success"]
-    allow = (f"--allow={__name__}",)
+    allow = (f"--allow={InfoEnvironment.__module__}",)
     found, usual = {}, evaluate.evaluate
 
     def evaluated(policy, episodes, envs, *others):

@@ -227,6 +227,12 @@ def test_an_environment_without_velocities_shows_the_rest(num_envs, hidden, whol
     assert ends >= 2
 
 
+def test_the_badly_scaled_pendulum_is_the_usual_one():
+    names = ("testing:BadlyScaledPendulum", "gymnasium:Pendulum-v1")
+    ones, others = (environments.make(name, num_envs=2, seed=1).reset().observation for name in names)
+    np.testing.assert_allclose((ones - 1e4) / [1e3, 1.0, 1e-3], others, atol=1e-7)
+
+
 def test_minatar():
     pytest.importorskip("minatar")
     environment = environments.make("minatar:Breakout", num_envs=2, seed=0)

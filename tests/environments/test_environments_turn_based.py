@@ -28,6 +28,10 @@ def test_a_game_of_tictactoe():
                 [cell for cell in range(9) if cell not in MOVES[:ply]]
             ] * 2
             assert timestep.observation[waits]["action_mask"].tolist() == [[1] + [0] * 8] * 2
+            assert [timestep.observation[name]["turn"].tolist() for name in (mover, waits)] == [
+                [1, 1],
+                [0, 0],
+            ]
             # The move of the one who waits is ignored, even to a taken cell.
             timestep = environment.step({mover: np.full(2, move), waits: np.zeros(2, np.int64)})
         assert timestep.step_type.tolist() == [LAST] * 2
@@ -41,6 +45,18 @@ def test_a_game_of_tictactoe():
         assert (
             again.step_type.tolist() == [FIRST] * 2 and not again.observation["player_1"]["observation"].any()
         )
+
+
+def test_the_turn_tells_positions_apart_that_look_alike():
+    """After a move of both, the first player to move and the second to wait may see the same pieces."""
+    with environments.make(TICTACTOE, num_envs=2, seed=1) as environment:
+        environment.reset()
+        for moves in ([0, 1], [1, 0]):  # Each env exchanges the cells of the two players.
+            timestep = environment.step(dict.fromkeys(("player_1", "player_2"), np.array(moves)))
+    first = {name: leaf[0] for name, leaf in timestep.observation["player_1"].items()}
+    second = {name: leaf[1] for name, leaf in timestep.observation["player_2"].items()}
+    assert (first["observation"] == second["observation"]).all()
+    assert (first["turn"], second["turn"]) == (1, 0)
 
 
 def test_it_passes_the_checks_of_environments():

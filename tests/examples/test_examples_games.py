@@ -48,7 +48,7 @@ class TestKuhn:
             networks = agent.make_networks(specs.make_environment_spec(environment))
         for parameter in networks.parameters():
             parameter.data.zero_()
-        mean = kuhn.mean_policy([networks, networks])
+        mean = kuhn.mean_policy([kuhn.probabilities(networks)] * 2)
         np.testing.assert_allclose(mean.action_probability_array, 0.5, atol=1e-6)
         assert kuhn.exploitability(kuhn.GAME, mean) == pytest.approx(
             kuhn.exploitability(kuhn.GAME, UniformRandomPolicy(kuhn.GAME))

@@ -50,10 +50,16 @@ def first(networks):
     return next(networks.parameters()).flatten()[0].item()
 
 
+def opponents_of(policy, envs):
+    with environments.make(GAME, num_envs=envs) as environment:
+        observation = environment.reset().observation
+    return {*policy.step(observation, policy.initial_state(envs))[2][:, 1].tolist()}
+
+
 def test_the_pool_keeps_what_the_networks_were():
     networks = AGENT.make_networks(game_spec())
     policy = AGENT.make_policy(networks)
-    assert {*policy.initial_state(9).flatten().tolist()} == {-1}  # The newest: the pool is empty.
+    assert opponents_of(policy, 9) == {-1}  # The newest: the pool is empty.
     kept = []
     for version in (0, 4, 10, 20, 29, 30):
         fill(networks, float(version))
@@ -63,7 +69,31 @@ def test_the_pool_keeps_what_the_networks_were():
     assert 20.0 in kept[3] and {*kept[3]} < {0.0, 10.0, 20.0}  # One made room.
     assert kept[4] == kept[3] and 30.0 in kept[5]
     assert [each.progress.version for each in policy._opponents] == kept[5]
-    assert {*policy.initial_state(200).flatten().tolist()} == {0, 1}  # `past` is 1.
+    assert opponents_of(policy, 200) == {0, 1}  # `past` is 1.
+
+
+def test_an_episode_draws_its_opponent_in_its_first_step():
+    policy = AGENT.make_policy(AGENT.make_networks(game_spec()))
+    policy.loaded(Progress(0, 0))
+    policy.loaded(Progress(10, 80))
+    with environments.make(GAME, num_envs=40) as environment:
+        observation = environment.reset().observation
+    initial = policy.initial_state(40)  # The only one that an inference server asks for.
+    first = policy.step(observation, initial)[2]
+    assert {*first[:, 1]} == {0, 1} and first[:, 0].tolist() == [0, 1] * 20
+    assert policy.step(observation, first)[2].tolist() == first.tolist()
+    again = np.where(np.arange(40)[:, None] < 20, initial, first)  # The first 20 begin an episode.
+    second = policy.step(observation, again)[2]
+    assert (second[20:] == first[20:]).all() and (second[:20] != first[:20]).any()
+
+
+def test_an_env_keeps_its_seat_at_any_place_of_a_batch():
+    policy = AGENT.make_policy(AGENT.make_networks(game_spec()))
+    policy._policy, policy._opponents = Always(0), [Always(1)]
+    with environments.make(GAME, num_envs=3) as environment:
+        observation = environment.reset().observation
+    actions, _, _ = policy.step(observation, np.array([[1, 0], [1, 0], [0, 0]]))
+    assert actions["player_1"].tolist() == [1, 1, 0] and actions["player_2"].tolist() == [0, 0, 1]
 
 
 class Always:
@@ -88,7 +118,8 @@ def test_each_env_learns_in_its_seat_and_its_opponent_plays_the_other():
     policy._policy, policy._opponents = Always(0), [Always(1), Always(2)]
     with environments.make(GAME, num_envs=4) as environment:
         observation = environment.reset().observation
-    actions, extras, _ = policy.step(observation, np.array([[-1], [0], [1], [1]]))
+    state = np.array([[0, -1], [1, 0], [0, 1], [1, 1]])
+    actions, extras, _ = policy.step(observation, state)
     assert actions["player_1"].tolist() == [0, 1, 0, 2]
     assert actions["player_2"].tolist() == [0, 0, 2, 0]
     assert extras["row"].tolist() == [0, 1, 2, 3]
@@ -99,7 +130,7 @@ def test_opponents_of_an_evaluation_make_random_legal_moves():
     policy = AGENT.make_policy(AGENT.make_networks(game_spec()), evaluation=True)
     policy.seed(1)
     mask = np.array([[0, 1, 0, 0, 1, 0, 0, 0, 1]] * 300, np.int8)
-    moves = policy._moves(int(policy.initial_state(1)[0, 0]), {"action_mask": mask})
+    moves = policy._moves(int(policy.initial_state(1)[0, 1]), {"action_mask": mask})
     assert {*moves.tolist()} == {1, 4, 8} and np.bincount(moves)[[1, 4, 8]].min() > 60
 
 

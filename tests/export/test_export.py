@@ -15,6 +15,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
 from agents.random_actions import RandomActions
+from agents.sac import SAC, SACConfig
 from framework import specs
 from framework.environments.testing import draw, make_spec
 from framework.export import PolicyStep, export, load
@@ -46,10 +47,11 @@ FAMILIES = {
         make_spec(VECTOR, NESTED),
     ),
     "two policies of three agents": (PPODQN(), OF_AGENTS),
-    **{
-        name: (agent_cases.SMALL[name], make_spec(VECTOR, NUMBERS))
-        for name in ("sac", "td7", "recurrent_td3")
-    },
+    **{name: (agent_cases.SMALL[name], make_spec(VECTOR, NUMBERS)) for name in ("td7", "recurrent_td3")},
+    "sac, statistics of observations": (
+        SAC(SACConfig(**agent_cases.ITEMS, normalize_observations=True)),
+        make_spec(VECTOR, NUMBERS),
+    ),
     **{name: (agent_cases.SMALL[name], agent_cases.spec_of(name)) for name in ("rainbow", "iqn", "r2d2")},
 }
 

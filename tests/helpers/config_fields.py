@@ -186,6 +186,7 @@ FIELDS = {
     **by(learned, smoothing_std=0.1, clip_targets=None, num_samples=5, epsilon_penalty=None),
     **by(learned, initial_mean_multiplier=1.0, initial_std_multiplier=1.0, dual_learning_rate=1e-1),
     **by(network, num_critics=3),
+    **by(learned, target_critics=1),
     **by(learned, needs={"temperature_learning_rate": 1.0}, target_entropy=5.0),
     **by(learned, needs={"smoothing_std": 1.0}, smoothing_clip=0.1),
     **by(acted, random_start=None),
@@ -208,6 +209,7 @@ FIELDS = {
     **by(acted, actor_autocast=None),
     **by(learned, needs={"max_gradient_norm": None}, value_coefficient=5.0),
     **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "learning_rate": 0.01}, clip_end=0.01),
+    **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "entropy_coefficient": 0.7}, entropy_end=0.01),
     **by(learned, needs=PENALTY, initial_kl_coefficient=5.0),
     **by(learned, needs={"learning_rate": 0.01}, value_clip=0.001),
 }
@@ -227,7 +229,7 @@ WRONG = {
         (COUNT, "importance_sampling_annealing recurrent_size evaluation_tasks tasks_per_worker"),
         (COUNT, "minibatch_tasks rollout_length"),
         (("no", 1), "normalize_advantages double shared random_start autocast"),
-        ((0, 1.5, "8"), "learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
+        ((0, 1.5, "8"), "target_critics learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
         ((1, 2.5), "num_samples num_policy_quantiles"),
         ((-1, 1.5), "burn_in max_policy_lag prefetch_batches pretraining_steps inner_steps"),
         ((-1, 1.5), "evaluation_inner_steps hindsight_goals"),
@@ -243,7 +245,7 @@ WRONG = {
         ((0.0, 3.0), "epsilon epsilon_penalty"),  # The logarithm of 20 samples is 2.996.
         (SHARE, "discount learning_rate_end importance_sampling_exponent munchausen epsilon_start"),
         (SHARE, "epsilon_end evaluation_epsilon clip_end trace_lambda vtrace_lambda gae_lambda priority_eta"),
-        (SHARE, "rmsprop_decay"),
+        (SHARE, "rmsprop_decay entropy_end"),
         ((0.0, 1.5), "target_update_rate risk"),
         ((0.0, 1.0), "clip demonstration_fraction"),
         (("wide", 1), "torso activation optimizer recurrent targets hindsight_strategy"),

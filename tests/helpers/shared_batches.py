@@ -67,7 +67,7 @@ AGENTS = {
     # With a policy that is left out of every second step.
     "discrete sac": (SAC(SACConfig(**ITEMS, actor_delay=2)), DISCRETE),
     "d4pg": (D4PG(D4PG_CONFIG), CONTINUOUS),
-    "td3": (TD3(TD3Config(**ITEMS)), CONTINUOUS),
+    "td3": (TD3(TD3Config(**ITEMS, normalize_observations=True)), CONTINUOUS),
     "td7": (TD7(TD7_CONFIG), CONTINUOUS),
     "ppo": (ppo(), DISCRETE),
     "ppo with a penalty": (ppo(**PENALTY), CONTINUOUS),
@@ -80,7 +80,10 @@ AGENTS = {
     "appo": (APPO(APPOConfig(**ITEMS, learning_rate=1e-3, target_update_period=3)), DISCRETE),
     "impala": (IMPALA(IMPALAConfig(**ITEMS, lstm_size=8)), DISCRETE),
     "r2d2": (R2D2(R2D2Config(**SEQUENCES)), DISCRETE),
-    "recurrent td3": (RecurrentTD3(RecurrentTD3Config(**SEQUENCES, prioritized=True)), CONTINUOUS),
+    "recurrent td3": (
+        RecurrentTD3(RecurrentTD3Config(**SEQUENCES, prioritized=True, normalize_observations=True)),
+        CONTINUOUS,
+    ),
     "mpo": (MPO(MPOConfig(**ITEMS, num_atoms=11)), CONTINUOUS),
     "sac": (SAC(SACConfig(**ITEMS)), CONTINUOUS),
 }

@@ -111,8 +111,11 @@ def cpu_seconds():
     total = 0.0
     for pid in templates():
         with contextlib.suppress(NoSuchProcess):  # One that has died is replaced when a test needs it.
-            total += sum(Process(pid).cpu_times()[:4])  # Its own, and those of its children.
+            total += sum(_process(pid).cpu_times()[:4])  # Its own, and those of its children.
     return total
+
+
+_process = functools.cache(Process)  # It reads several files when it is made.
 
 
 def templates():

@@ -100,7 +100,6 @@ def test_the_node_may_come_at_any_moment(connection, serve, monkeypatch, moment)
     assert connection.call("name", (), {}, PATIENCE) == "first"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("address", [None, "ipc:///nowhere/node"])
 def test_no_idle_line_stays_where_the_node_was(connection, serve, address):
     connection.move(serve("first")[0].address)
@@ -109,14 +108,16 @@ def test_no_idle_line_stays_where_the_node_was(connection, serve, address):
     assert not connection._lines
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # Its thread says why.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_move_to_where_nothing_can_be_ends_the_calls(connection, serve):
     server, service = serve("first")
     connection.move(server.address)
     future = connection.submit("hold", (), {}, None)
     assert service.entered.wait(PATIENCE)
+    *_, thread = (each for each in threading.enumerate() if each.name == "futures-node")
     connection.move("ipc:///nowhere/node")
     assert isinstance(future.exception(PATIENCE), ClientClosed)
+    thread.join(PATIENCE)  # It says why here, and not in the tests that follow.
 
 
 def test_a_client_that_cannot_connect_leaves_no_file_open(keys, monkeypatch):

@@ -116,10 +116,17 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, agent, inference):
     assert "program" not in last_checkpoint(parts).names
 
 
+@pytest.fixture(scope="module")
+def whole_ppo(tmp_path_factory):
+    """The folder of a run that was not interrupted."""
+    directory = str(tmp_path_factory.mktemp("whole"))
+    run("ppo", CARTPOLE, dataclasses.replace(BASE, directory=directory))
+    return directory
+
+
 @pytest.mark.parametrize("leaves", [False, True], ids=["stop", "stop in with"])
-def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves):
-    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    run("ppo", CARTPOLE, dataclasses.replace(BASE, directory=whole))
+def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves, whole_ppo):
+    parts = str(tmp_path)
     config = dataclasses.replace(BASE, directory=parts)
     job = launch.start(program("ppo", CARTPOLE, config), engine="serial")
     with job if leaves else contextlib.nullcontext():
@@ -130,7 +137,7 @@ def test_a_stop_without_a_wait_saves_the_state(tmp_path, leaves):
     assert job.over
     assert "program" in last_checkpoint(parts).names
     run("ppo", CARTPOLE, config)
-    assert_same_run(whole, parts)
+    assert_same_run(whole_ppo, parts)
 
 
 def test_a_run_with_shards_and_a_variable_source_continues_bit_for_bit(tmp_path):
@@ -145,10 +152,8 @@ def test_a_run_with_shards_and_a_variable_source_continues_bit_for_bit(tmp_path)
     assert_same_run(whole, parts)
 
 
-def test_a_stop_within_a_pass_continues_with_the_next_node(tmp_path):
-    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    run("ppo", CARTPOLE, dataclasses.replace(BASE, directory=whole))
-    written = 0
+def test_a_stop_within_a_pass_continues_with_the_next_node(tmp_path, whole_ppo):
+    parts, written = str(tmp_path), 0
 
     def stop_at_the_third_row(snapshot):
         nonlocal written
@@ -160,7 +165,7 @@ def test_a_stop_within_a_pass_continues_with_the_next_node(tmp_path):
     launch.launch(program("ppo", CARTPOLE, config, stop_at_the_third_row), engine="serial")
     assert "program" in last_checkpoint(parts).names
     run("ppo", CARTPOLE, config)
-    assert_same_run(whole, parts)
+    assert_same_run(whole_ppo, parts)
 
 
 class Watched(RandomActions):

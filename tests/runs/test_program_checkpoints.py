@@ -27,7 +27,7 @@ from framework.runs.stopwatch import Stopwatch
 
 
 def run(directory, **changes):
-    settings = {"max_env_steps": 500, "checkpoint_period": 100, "directory": str(directory), **changes}
+    settings = {"max_env_steps": 300, "checkpoint_period": 60, "directory": str(directory), **changes}
     launch.launch(small_program(envs_per_actor=1, **settings), "serial")
     return RunConfig(**settings)
 
@@ -94,8 +94,8 @@ def test_a_damaged_part_makes_all_parts_go_back(tmp_path, part):
     assert previous.name.endswith(f"-step-{step}") and newest.exists()
     assert keeper.get("learner")["steps"] < int(newest.name.rpartition("-")[2])
     with pytest.warns(UserWarning, match="Continuing from"):
-        run(tmp_path, max_env_steps=700)
-    assert Checkpointer(tmp_path / "checkpoints").restore().step == 700
+        run(tmp_path, max_env_steps=400)
+    assert Checkpointer(tmp_path / "checkpoints").restore().step == 400
 
 
 def test_a_checkpoint_that_replay_cannot_write_says_which_file_and_what_is_intact(tmp_path):
@@ -154,7 +154,13 @@ def test_a_checkpoint_every_few_minutes_changes_nothing_else(tmp_path, monkeypat
     rows = []
     for name, minutes, seconds in (("often", 10.0, 601.0), ("never", 10.0, 599.0)):
         monkeypatch.setattr(Stopwatch, "seconds", lambda self, now=seconds: now)
-        run(tmp_path / name, checkpoint_period=None, checkpoint_minutes=minutes, keep_checkpoints=50)
+        run(
+            tmp_path / name,
+            max_env_steps=150,
+            checkpoint_period=None,
+            checkpoint_minutes=minutes,
+            keep_checkpoints=50,
+        )
         rows.append([without_times(row) for row in read_jsonl(tmp_path / name / "metrics.jsonl")])
     assert rows[0] == rows[1]
     assert len(Checkpointer(tmp_path / "often" / "checkpoints").checkpoints()) > 5

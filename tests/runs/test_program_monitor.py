@@ -1,10 +1,8 @@
-"""The monitor's rows, and callbacks after events of a run."""
+"""The monitor's rows, and errors of `on_write`."""
 
 from __future__ import annotations
 
 import functools
-import json
-import pathlib
 import shutil
 import sys
 import time
@@ -18,7 +16,7 @@ from framework.clock import Clock
 from framework.commands.curves import kept_rows
 from framework.environments.testing import FakeEnvironment
 from framework.loggers import InMemoryLogger
-from framework.programs import Callback, RunConfig, make_program
+from framework.programs import RunConfig, make_program
 from framework.programs.graph import _make_monitor
 from framework.runs.run_folder import RunFolder
 from framework.runs.services import Counter, Monitor
@@ -89,48 +87,3 @@ def test_an_error_of_on_write_reaches_the_caller_as_itself_and_silently(engine, 
         assert raised.value.args[1] == 7
         assert "in prune" in "".join(traceback.format_exception(raised.value))
     assert not capfd.readouterr().err
-
-
-class Journal(Callback):
-    """Writes each event to a file, and ends the run after some evaluations."""
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-
-    def note(self, *event):
-        with self.path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
-
-    def on_row(self, label, row, snapshot):
-        assert snapshot["labels"][label].items() >= row.items()
-        self.note("row", label)
-        row.clear()  # It is a copy.
-
-    def on_evaluation(self, label, row):
-        self.note("evaluation", label, row["env_steps"])
-        if row["env_steps"] >= 300:
-            launch.stop({"reason": "enough", **row})
-
-    def on_checkpoint(self, path):
-        self.note("checkpoint", path, pathlib.Path(path, "manifest.json").exists())
-
-
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_callbacks_follow_each_event_and_may_end_the_run(engine, tmp_path):
-    evaluations = {"evaluate_period": 100, "num_evaluation_episodes": 1}
-    config = RunConfig(directory=str(tmp_path / "run"), max_env_steps=1_000_000, log_period=50, **evaluations)
-    callbacks = [Callback(), Journal(tmp_path / "journal")]
-    program = make_program(RandomActions(), FakeEnvironment, config, callbacks=callbacks)
-    result = launch.launch(program, engine)
-    events = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
-    of = {
-        kind: [event[1:] for event in events if event[0] == kind]
-        for kind in ("row", "evaluation", "checkpoint")
-    }
-    assert result["reason"] == "enough" and result["env_steps"] >= 300
-    assert [result["env_steps"]] == [steps for _, steps in of["evaluation"] if steps >= 300][:1]
-    assert {label for label, _ in of["evaluation"]} == {"evaluator"}
-    assert [label for (label,) in of["row"]].count("evaluator") == len(of["evaluation"])
-    assert "actor-0" in {label for (label,) in of["row"]}
-    newest = sorted((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))[-1]
-    assert of["checkpoint"][-1] == [str(newest), True]

@@ -124,20 +124,22 @@ def test_wrong_settings_name_the_right_ones(case):
         settings_of(*arguments)
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_train_runs_in_a_folder_and_goes_on_there(engine, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run = framework.train(RandomActions, FakeEnvironment, engine=engine, **SHORT)
+    short = {name: value for name, value in SHORT.items() if name != "evaluate_period"}  # A tenth of the run.
+    run = framework.train(RandomActions, FakeEnvironment, engine=engine, **short)
     assert run.folder.parent == tmp_path / "runs" and run.folder.name.startswith("random_actions-FakeEnv")
     assert run.policy("latest").step == 60  # The caller's own modules may be named.
     assert run.result["env_steps"] == 60 and run.config.seed == 1 and run.config.directory == str(run.folder)
     assert "60 env steps is spent" in capsys.readouterr().out
     with pytest.raises(RunError, match="has made 60 env steps"):
-        framework.train(RandomActions, FakeEnvironment, engine=engine, directory=run.folder, **SHORT)
+        framework.train(RandomActions, FakeEnvironment, engine=engine, directory=run.folder, **short)
     if engine != "serial":
-        more = {**SHORT, "max_env_steps": 90}
+        more = {**short, "max_env_steps": 90}
         again = framework.train(RandomActions, FakeEnvironment, engine=engine, directory=run.folder, **more)
         assert again.result["env_steps"] == 90 and again.folder == run.folder
+        assert again.config.evaluate_period == run.config.evaluate_period
     run = framework.train(RandomActions, FakeEnvironment, engine=engine, run={"seed": 5}, **SHORT)
     assert run.config.seed == 5
 
