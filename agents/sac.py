@@ -272,7 +272,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "tasks:PointMaze": Preset(
         {**GOALS, "initial_temperature": 0.05, "samples_per_insert": 25.6},
-        {**GOALS_RUN, "max_env_steps": 8_000},
+        {**GOALS_RUN, "max_env_steps": 5_000},
     ),
     # A learner step for every 2 env steps, as D4PG's.
     "dm_control:walker/walk": Preset(

@@ -61,9 +61,9 @@ def declare(environment: BatchedEnvironment, make: Callable[[], SingleEnv]) -> N
 
 
 class PointMaze(BatchedEnvironment):
-    """A point goes to a goal in a room that a wall divides but for a passage.
+    """A point goes to a goal in a room with a wall in its middle.
 
-    The room is [-1, 1]²; the wall is at y = 0, from x = -1 to 0.5. A move stops at it, and slides along it.
+    The room is [-1, 1]²; the wall is at y = 0, from x = -0.3 to 0.3. A move stops at it, and slides along it.
     Observations are a dict of float32[2]: `observation` and `achieved_goal` are the position, which starts
     below the wall, and `desired_goal` is a place anywhere in the room, both uniform. Action float32[2]: the
     move, ±1 being ±0.1. The reward is 0 within 0.05 of the goal, and -1 elsewhere. Episodes are truncated
@@ -119,7 +119,7 @@ class PointMaze(BatchedEnvironment):
         to_x, to_y = np.clip(self._places + 0.1 * np.clip(move, -1, 1), -1, 1).T
         crosses = (y > 0) != (to_y > 0)
         share = y / np.where(crosses, y - to_y, 1)  # of the move, until it is at the wall
-        blocked = crosses & (x + share * (to_x - x) < 0.5)
+        blocked = crosses & (np.abs(x + share * (to_x - x)) < 0.3)
         self._places = np.stack([to_x, np.where(blocked, y, to_y)], axis=1).astype(np.float32)
         self._goals = self._goals.copy()
         for env in np.flatnonzero(first).tolist():
