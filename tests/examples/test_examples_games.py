@@ -53,3 +53,18 @@ class TestKuhn:
         assert kuhn.exploitability(kuhn.GAME, mean) == pytest.approx(
             kuhn.exploitability(kuhn.GAME, UniformRandomPolicy(kuhn.GAME))
         )
+
+    @pytest.mark.release
+    @pytest.mark.timeout(600)
+    def test_it_is_learned(self, kuhn):
+        curve = [distance for _, distance in kuhn.main(seed=1)]
+        assert curve[-1] <= 0.1 < curve[0]
+
+
+@pytest.mark.release
+@pytest.mark.timeout(900)
+def test_tictactoe_is_won_and_not_lost():
+    results = tic_tac_toe.main(seed=1)
+    won = sum(count for (_, reward), count in results["random"].items() if reward == 1)
+    assert won >= 0.95 * results["random"].total()
+    assert results["minimax"]["first", -1] == 0
