@@ -22,7 +22,7 @@ def test_minimax_does_not_lose():
 
 
 def test_tictactoe_is_learned_and_played():
-    results = tic_tac_toe.main(env_steps=1_024, games=4)
+    results = tic_tac_toe.main(env_steps=4_200, games=4)
     assert {name: sum(counts.values()) for name, counts in results.items()} == {"random": 4, "minimax": 200}
     for counts in results.values():
         assert sum(count for (seat, _), count in counts.items() if seat == "first") == counts.total() // 2
