@@ -3,9 +3,10 @@
     pip install 'repertory[pettingzoo,open-spiel]'
     python examples/kuhn_poker.py [ENV_STEPS] [SEED]
 
-The exploitability is what a best response wins against the policy, as the mean of both seats: 0 in an
-equilibrium, 0.458 for random moves. OpenSpiel computes it exactly. It is that of the mean of the policies in
-the second half of the checkpoints so far, each weighted by the probability with which it reaches a decision.
+The exploitability (NashConv / 2) is what a best response wins against the policy, as the mean of both seats:
+0 in an equilibrium, 0.458 for random moves. OpenSpiel computes it exactly. It is that of the mean of the
+policies in the second half of the checkpoints so far, each weighted by the probability with which it reaches
+a decision.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def main(env_steps: int = 120_000, seed: int = 1) -> list[tuple[int, float]]:
         folders = Checkpointer(f"{directory}/checkpoints").checkpoints()
         loaded = [load_policy(directory, folder, allow=("kuhn_poker", "examples")) for folder in folders]
     tables, curve = [probabilities(each.networks) for each in loaded], []
-    for index in range(len(tables) // 10 - 1, len(tables), len(tables) // 10):
+    for index in np.linspace(0, len(tables) - 1, 11).astype(int)[1:]:
         mean = exploitability(GAME, mean_policy(tables[index // 2 : index + 1]))
         newest = exploitability(GAME, mean_policy([tables[index]]))
         curve.append((loaded[index].step, float(mean)))

@@ -49,9 +49,10 @@ def config(env_steps: int) -> PPOConfig:
         learning_rate_decay=env_steps,
         learning_rate_end=0.1,
         normalize_advantages=False,
-        # With 0.03 all along, the policy is nearly certain of its moves before it has learned to block.
+        # Much at first: with 0.03, the policy is nearly certain of its moves before it has learned to block.
+        # Some in the end: opponents begin in all cells that are no worse, and the second player sees them.
         entropy_coefficient=0.2,
-        entropy_end=0.05,
+        entropy_end=0.2,
     )
 
 
@@ -99,7 +100,7 @@ def play(policy: LoadedPolicy, opponent: Opponent, games: int) -> Counter[tuple[
     return results
 
 
-def main(env_steps: int = 250_000, seed: int = 1, games: int = 1_000) -> dict[str, Counter[tuple[str, int]]]:
+def main(env_steps: int = 320_000, seed: int = 1, games: int = 1_000) -> dict[str, Counter[tuple[str, int]]]:
     with tempfile.TemporaryDirectory() as directory:
         run = RunConfig(
             directory=directory,

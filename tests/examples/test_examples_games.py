@@ -22,7 +22,7 @@ def test_minimax_does_not_lose():
 
 
 def test_tictactoe_is_learned_and_played():
-    results = tic_tac_toe.main(env_steps=1_024, games=4)
+    results = tic_tac_toe.main(env_steps=4_200, games=4)
     assert {name: sum(counts.values()) for name, counts in results.items()} == {"random": 4, "minimax": 200}
     for counts in results.values():
         assert sum(count for (seat, _), count in counts.items() if seat == "first") == counts.total() // 2
@@ -53,3 +53,18 @@ class TestKuhn:
         assert kuhn.exploitability(kuhn.GAME, mean) == pytest.approx(
             kuhn.exploitability(kuhn.GAME, UniformRandomPolicy(kuhn.GAME))
         )
+
+    @pytest.mark.release
+    @pytest.mark.timeout(600)
+    def test_it_is_learned(self, kuhn):
+        curve = [distance for _, distance in kuhn.main(seed=1)]
+        assert curve[-1] <= 0.1 < curve[0]
+
+
+@pytest.mark.release
+@pytest.mark.timeout(900)
+def test_tictactoe_is_won_and_not_lost():
+    results = tic_tac_toe.main(seed=1)
+    won = sum(count for (_, reward), count in results["random"].items() if reward == 1)
+    assert won >= 0.9 * results["random"].total()  # 92 to 95 % on seeds 1 and 2.
+    assert results["minimax"]["first", -1] == results["minimax"]["second", -1] == 0
