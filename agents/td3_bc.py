@@ -59,5 +59,7 @@ class TD3BC(TD3):
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
+    # -144.9, greedy over 100 episodes, the best of 20,000 learner steps on data of -585.9, seed 1.
+    # With a `value_weight` of 2.5, it was -281.3.
+    "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3, "value_weight": 10.0}, PENDULUM_RUN),
 }
