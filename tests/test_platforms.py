@@ -33,7 +33,11 @@ def temporary(monkeypatch, tmp_path):  # pytest makes its folder first
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as path:  # Unix sockets have short names.
         monkeypatch.setenv("TMPDIR", path)
         yield path
-        assert os.listdir(path) == []
+        # The servers of this user listen there; it stays, and so do caches of torch.
+        own = f"repertory.{os.getuid()}"
+        left = {name for name in os.listdir(path) if not name.startswith("torchinductor_")}
+        assert left <= {own}
+        assert not left or {*os.listdir(f"{path}/{own}")} <= {"lock"}
 
 
 def filled(value):
@@ -113,12 +117,11 @@ def test_environments_in_processes(temporary):
 @pytest.mark.cpu_budget(80)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["serial", "threads", "processes"])
-def test_the_main_job_learns(engine, temporary, caplog):
+def test_the_main_job_learns(engine, temporary):
     agent = DQN(DQNConfig(samples_per_insert=24.0, learning_rate_decay=50_000, epsilon_decay=3_000))
     config = RunConfig(num_actors=2, envs_per_actor=4, max_env_steps=5_000, evaluate_period=2_500, seed=1)
     result = launch.launch(make_program(agent, "gymnasium:CartPole-v1", config), engine)
     assert result["env_steps"] == 5_000
     assert result["episode_return"] > 100, "random actions earn 22"
-    assert (f"in files in {temporary}/lp-" in caplog.text) == (engine == "processes")
     children = {process.pid for process in psutil.Process().children(recursive=True)}
     assert children <= warm_python.templates()

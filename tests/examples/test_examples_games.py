@@ -55,6 +55,7 @@ class TestKuhn:
         )
 
     @pytest.mark.release
+    @pytest.mark.cpu_budget(120)
     @pytest.mark.timeout(600)
     def test_it_is_learned(self, kuhn):
         curve = [distance for _, distance in kuhn.main(seed=1)]
@@ -62,6 +63,7 @@ class TestKuhn:
 
 
 @pytest.mark.release
+@pytest.mark.cpu_budget(200)
 @pytest.mark.timeout(900)
 def test_tictactoe_is_won_and_not_lost():
     results = tic_tac_toe.main(seed=1)

@@ -80,6 +80,7 @@ def test_every_loss_compiles_as_a_whole(name):
 
 
 @pytest.mark.release
+@pytest.mark.cpu_budget(120)
 @pytest.mark.parametrize("name", SMALL)
 def test_the_real_compiler_rounds_only(name):
     agent, eager, compiled = pair(name, None, **statistics_of(name))
