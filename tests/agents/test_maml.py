@@ -230,7 +230,7 @@ def test_every_field_changes_something():
 @pytest.mark.release
 def test_one_inner_step_improves_the_return_in_new_tasks(tmp_path):
     steps = {"max_env_steps": 160_000, "evaluate_period": 160_000}
-    config = RunConfig(envs_per_actor=20, directory=str(tmp_path), seed=102, **steps)
+    config = RunConfig(envs_per_actor=20, directory=str(tmp_path), seed=103, **steps)
     agent = MAML(MAMLConfig(tasks_per_worker=5, unroll_length=40, evaluation_tasks=8))
     launch.launch(make_program(agent, Short, config), engine="serial")
     row = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if row["label"] == "evaluator"][-1]
