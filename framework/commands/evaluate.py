@@ -47,9 +47,8 @@ class EvalOptions:
     # was evaluated.
     checkpoint: Checkpoint = None
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
-    dataset: str | None = (
-        None  # Episodes from which to estimate the return, as `repertory record` writes them.
-    )
+    # Estimates the return from the episodes in this folder, which `repertory record` writes.
+    dataset: str | None = None
     learner_steps: int = 20_000  # The critic learns so many, with --dataset.
 
 
@@ -88,9 +87,9 @@ def _from_data(options: EvalOptions, policy: LoadedPolicy, path: str) -> int:
         )
     value, of_data = (rounded(result[name], 3) for name in ("value", "data_return"))
     print(
-        f"Fitted Q evaluation with {path}, {result['episodes']:,} episodes of {result['transitions']:,} "
-        f"transitions: discounted return {value} (of the data: {of_data}), discount {discount:g}, checkpoint "
-        f"of step {policy.step:,}"
+        f"Fitted Q evaluation with {path}, {result['episodes']:,} episodes, {result['transitions']:,} "
+        f"transitions in all: discounted return {value} (of the data: {of_data}), discount {discount:g}, "
+        f"checkpoint of step {policy.step:,}"
     )
     about = {"dataset": path, "step": policy.step, "best": policy.is_best, "seed": options.seed}
     _write(options, "off_policy_evaluation.json", {**about, **result})
