@@ -110,7 +110,7 @@ PRESETS: Mapping[str, Preset] = {
             "evaluation_epsilon": 0.0,
         },
         {**ATARI_2015_RUN, "num_actors": 2},
-        "Horgan et al. (2018), sections 4.1 and D",
+        "Horgan et al. (2018), section 4.1 and appendix C",
         {HERE: "insert_burst", "Hessel et al. (2018), table 1": "adam_epsilon"},
     ),
 }

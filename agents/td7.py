@@ -168,5 +168,5 @@ class TD7(TD3):
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:HalfCheetah-v5": TD3_PRESETS["gymnasium:HalfCheetah-v5"],
     # All settings are defaults.
-    **dict.fromkeys((MUJOCO, "dm_control:*"), Preset({}, CONTROL_RUN, "Fujimoto et al. (2023), table 3")),
+    **dict.fromkeys((MUJOCO, "dm_control:*"), Preset({}, CONTROL_RUN, "Fujimoto et al. (2023), appendix A")),
 }
