@@ -14,7 +14,7 @@ from framework import config_checks as check
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_2015_RUN, CONTROL_RUN, HERE, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy
 from framework.types import Nest
@@ -175,7 +175,9 @@ class PPO(OnPolicyAgent):
 
     def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         adder = super().make_adder(client, spec)
-        return adders.RunningReturnAdder(adder, self.config.discount) if self.carries_returns else adder
+        if not self.carries_returns:
+            return adder
+        return adders.RunningReturnAdder(adder, self.config.discount, self.config.reward_clip)
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
@@ -203,7 +205,7 @@ class PPO(OnPolicyAgent):
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
-        rewards = data.reward.float()
+        rewards = self.rewards(data)
         if config.normalize_rewards:
             before = data.extras.get(adders.RUNNING_RETURN, torch.zeros_like(rewards[:, 0]))
             networks.reward_scale.update(rewards, starts, mask, config.discount, context.total, before)
@@ -290,6 +292,7 @@ class PPO(OnPolicyAgent):
 
 
 _RUN = {"num_actors": 1, "learner_log_period": 10}
+_PAPER = "Schulman et al. (2017), table {}"
 
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 60,000 steps on seeds 1 to 5.
@@ -431,5 +434,57 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 50_000,
             "num_evaluation_episodes": 20,
         },
+    ),
+    "minatar:*": Preset(
+        {
+            "discount": 0.999,
+            "unroll_length": 128,
+            "epochs": 4,
+            "minibatch_size": 1_024,
+            "learning_rate": 5e-4,
+            "entropy_coefficient": 0.01,
+            "hidden_sizes": (),  # The convolution, which policy and value share, has a layer of 128 after it.
+        },
+        {**_RUN, "envs_per_actor": 64, "max_env_steps": 10_000_000, "evaluate_period": 100_000},
+        "Lange (2022), gymnax-blines",
+        {HERE: "hidden_sizes", "Lange (2022), gymnax-blines": "envs_per_actor"},
+    ),
+    # The error of the values is the square, of which ours is the half.
+    "atari:*": Preset(
+        {
+            "reward_clip": 1.0,
+            "unroll_length": 128,
+            "epochs": 3,
+            "minibatch_size": 256,
+            "learning_rate": 2.5e-4,
+            "learning_rate_decay": 10_000_000,
+            "clip": 0.1,
+            "clip_end": 0.0,
+            "value_coefficient": 2.0,
+            "entropy_coefficient": 0.01,
+            "hidden_sizes": (),  # The convolutions have a layer of 512 after them.
+            "shared": True,
+        },
+        {**ATARI_2015_RUN, **_RUN, "max_env_steps": 10_000_000, "evaluate_period": 500_000},
+        _PAPER.format(5),
+        {_PAPER.format(5): "envs_per_actor"},
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(
+            {
+                "unroll_length": 2_048,
+                "learning_rate_decay": 1_000_000,
+                "normalize_observations": True,
+                "normalize_rewards": True,
+            },
+            {**CONTROL_RUN, **_RUN},
+            _PAPER.format(3),
+            {
+                _PAPER.format(3): "envs_per_actor",
+                "Huang et al. (2022), the 37 details": "learning_rate_decay "
+                "normalize_observations normalize_rewards",
+            },
+        ),
     ),
 }

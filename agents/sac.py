@@ -27,7 +27,7 @@ from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -278,5 +278,19 @@ PRESETS: Mapping[str, Preset] = {
     "dm_control:walker/walk": Preset(
         agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},
         run={**DM_CONTROL_RUN, "max_env_steps": 100_000, "evaluate_period": 10_000},
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(
+            {
+                "min_replay_size": 10_000,
+                "learning_rate": 3e-4,
+                "critic_learning_rate": 3e-4,
+                "temperature_learning_rate": 3e-4,
+            },
+            CONTROL_RUN,
+            "Haarnoja et al. (2018b), table 1",
+            {"Haarnoja et al. (2018b), rail-berkeley/softlearning": "min_replay_size"},
+        ),
     ),
 }

@@ -22,7 +22,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -278,6 +278,8 @@ GOALS_RUN = {
 }
 # Places differ by a tenth of a meter. Without statistics, SAC reached no goal within 4,000 steps.
 FETCH_REACH = {**GOALS, "normalize_observations": True}
+# The authors' code, which is newer than the paper. OurDDPG.py has the same settings for DDPG.
+MUJOCO_TD3 = {"min_replay_size": 25_000, "learning_rate": 3e-4, "critic_learning_rate": 3e-4}
 # Both agents have these.
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(PENDULUM, PENDULUM_RUN),
@@ -302,5 +304,9 @@ PRESETS: Mapping[str, Preset] = {
             },
             run={**MUJOCO_RUN, "max_env_steps": 300_000},
         ),
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(MUJOCO_TD3, CONTROL_RUN, "Fujimoto et al. (2018), sfujim/TD3 of 2020"),
     ),
 }

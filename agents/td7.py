@@ -23,7 +23,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import EmbeddedCritics, EmbeddedPolicy, StateActionEmbeddings
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
 
@@ -165,4 +165,8 @@ class TD7(TD3):
         return result._replace(loss=result.loss + embedding, metrics=metrics)
 
 
-PRESETS: Mapping[str, Preset] = {"gymnasium:HalfCheetah-v5": TD3_PRESETS["gymnasium:HalfCheetah-v5"]}
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:HalfCheetah-v5": TD3_PRESETS["gymnasium:HalfCheetah-v5"],
+    # All settings are defaults.
+    **dict.fromkeys((MUJOCO, "dm_control:*"), Preset({}, CONTROL_RUN, "Fujimoto et al. (2023), appendix A")),
+}

@@ -32,7 +32,7 @@ import tree
 from torch import nn
 from typing_extensions import Self
 
-from framework import adders, config_checks, core, environments, learners, replay, specs
+from framework import adders, config_checks, core, environments, learners, losses, replay, specs
 from framework.adders import PriorityFn
 from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
@@ -48,7 +48,7 @@ from framework.own_settings import OwnSettings
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
 from framework.torch_policy import TorchPolicy as TorchPolicy
-from framework.types import Nest, Transition
+from framework.types import Nest, Step, Transition
 
 
 class TorchAgent(core.Agent):
@@ -158,8 +158,21 @@ class TorchAgent(core.Agent):
         return inputs.describe(spec.observations, self.config.inputs)
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
-        """Adam for all parameters that need a gradient, with the `learning_rates`."""
-        config, rates = self.config, {networks: self.config.learning_rate}
+        """Adam for all parameters that need a gradient, with the `learning_rates`.
+
+        With a field `optimizer` of the config that is "rmsprop", RMSprop (Tieleman and Hinton, 2012).
+        """
+        config: Any = self.config
+        if getattr(config, "optimizer", "adam") == "rmsprop":
+            return torch.optim.RMSprop(
+                networks.parameters(),
+                lr=config.learning_rate,
+                alpha=config.rmsprop_decay,
+                eps=config.adam_epsilon,
+                momentum=config.rmsprop_momentum,
+                foreach=True,
+            )
+        rates = {networks: config.learning_rate}
         if self.learning_rates:
             rates = {getattr(networks, child): getattr(config, f) for child, f in self.learning_rates.items()}
         return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
@@ -236,9 +249,11 @@ class TorchAgent(core.Agent):
 
 def previous_action_and_reward(config: Any) -> Sequence[Any]:
     """The wrapper that adds the last action and reward to the observation, if the config asks for it."""
-    if not config.previous_action_and_reward:
+    action = config.previous_action_and_reward
+    if not action and not getattr(config, "previous_reward", False):
         return ()
-    return (functools.partial(environments.ObservationActionReward, reward_clip=config.reward_clip),)
+    settings = {"reward_clip": config.reward_clip, "action": action}
+    return (functools.partial(environments.ObservationActionReward, **settings),)
 
 
 def _has(module: Any, member: str) -> bool:
@@ -400,6 +415,10 @@ class OnPolicyAgent(TorchAgent):
 
     def optimizer_steps(self, env_steps: int) -> float:
         return env_steps / (self.unroll_length * self.items_per_step)
+
+    def rewards(self, data: Step) -> torch.Tensor:
+        """The rewards float32[N, T] of rows to learn from, clipped as the config says."""
+        return losses.clipped_rewards(data.reward, self.config.reward_clip)
 
     @property
     def queue_batches(self) -> int:

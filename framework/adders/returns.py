@@ -22,11 +22,13 @@ class RunningReturnAdder(ForkingAdder):
     Args:
       adder: takes the steps.
       discount: per env step.
+      reward_clip: rewards are clipped to +- this before they are summed; None keeps them.
     """
 
-    def __init__(self, adder: Adder, discount: float):
+    def __init__(self, adder: Adder, discount: float, reward_clip: float | None = None):
         super().__init__([adder])
         self._discount = np.float32(discount)
+        self._limit = np.inf if reward_clip is None else reward_clip
         self._returns = np.zeros((), np.float32)
 
     def add_first(self, timestep: Any) -> None:
@@ -36,5 +38,6 @@ class RunningReturnAdder(ForkingAdder):
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
         super().add(action, next_timestep, {**extras, RUNNING_RETURN: self._returns})
         begins = np.equal(next_timestep.step_type, FIRST)
-        after = self._discount * self._returns + (next_timestep.reward if not begins.all() else 0)
+        rewards = 0 if begins.all() else np.clip(next_timestep.reward, -self._limit, self._limit)
+        after = self._discount * self._returns + rewards
         self._returns = np.where(begins, np.float32(0), after).astype(np.float32)

@@ -59,6 +59,7 @@ from framework.losses.rescaling import inverse_value_rescaling as inverse_value_
 from framework.losses.rescaling import sequence_priorities as sequence_priorities
 from framework.losses.rescaling import value_rescaling as value_rescaling
 from framework.losses.returns import VTrace as VTrace
+from framework.losses.returns import clipped_rewards as clipped_rewards
 from framework.losses.returns import generalized_advantages as generalized_advantages
 from framework.losses.returns import lambda_returns as lambda_returns
 from framework.losses.returns import n_step_returns as n_step_returns

@@ -20,7 +20,7 @@ from framework import specs
 from framework.networks import distributions
 from framework.networks.modules import Linear, Module
 from framework.networks.noisy import NoisyLinear
-from framework.networks.torsos import CONVOLUTIONS, MLP, ObservationEncoder, in_float32, orthogonal_
+from framework.networks.torsos import MLP, ObservationEncoder, in_float32, make_torso, orthogonal_
 from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
@@ -135,7 +135,7 @@ class QNetwork(Module):
       layer_norm: normalizes each hidden layer before its activation.
       outputs_per_action: K, the number of outputs for each action.
       noise: initial noise of the layers after the encoder, as in `MLP`.
-      torso: network for images, one of `CONVOLUTIONS`.
+      torso, torso_size: network for images, as in `make_torso`.
     """
 
     def __init__(
@@ -148,9 +148,10 @@ class QNetwork(Module):
         outputs_per_action: int = 1,
         noise: float = 0.0,
         torso: str = "nature",
+        torso_size: int | None = None,
     ):
         super().__init__()
-        self.encoder = ObservationEncoder(observation_spec, make_convolution=CONVOLUTIONS[torso])
+        self.encoder = ObservationEncoder(observation_spec, make_convolution=make_torso(torso, torso_size))
         width, outputs = self.encoder.output_size, num_actions * outputs_per_action
         self._shape = (num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
         mlp = functools.partial(MLP, layer_norm=layer_norm, noise=noise)

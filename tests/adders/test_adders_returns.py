@@ -8,16 +8,18 @@ import torch
 from agents.ppo import PPO, PPOConfig
 from framework import networks, replay
 from framework.environments.testing import FakeEnvironment
+from framework.networks import as_tensors
 from framework.specs import make_environment_spec
 
 FIRST, MID, LAST = 0, 1, 2
 GAMMA, ENVS, STEPS = 0.9, 3, 400
 
 
-@pytest.mark.parametrize("unroll", [2, 5, 50])
-def test_the_scale_is_that_of_whole_episodes_whatever_the_unroll(unroll):
+@pytest.mark.parametrize("unroll, clip", [(2, None), (5, None), (50, None), (5, 3.0)])
+def test_the_scale_is_that_of_whole_episodes_whatever_the_unroll(unroll, clip):
     """Unrolls may be cut anywhere and learned from in any order of the envs."""
-    agent = PPO(PPOConfig(unroll_length=unroll, normalize_rewards=True, discount=GAMMA)).for_program(ENVS)
+    config = PPOConfig(unroll_length=unroll, normalize_rewards=True, discount=GAMMA, reward_clip=clip)
+    agent = PPO(config).for_program(ENVS)
     tables, spec = agent.make_tables(None), make_environment_spec(FakeEnvironment())
     client = replay.EmbeddedClient(tables, concurrent=False)
     adder, rng, scale = agent.make_adder(client, spec), np.random.default_rng(0), networks.RewardScale()
@@ -32,14 +34,15 @@ def test_the_scale_is_that_of_whole_episodes_whatever_the_unroll(unroll):
             if kinds[env] == FIRST:
                 running[env] = 0.0
             else:
-                running[env] = GAMMA * running[env] + float(rewards[env])
+                reward = float(rewards[env])
+                running[env] = GAMMA * running[env] + (reward if clip is None else min(reward, clip))
                 expected.append(running[env])
         if t % unroll == 0:
             data = client.sample_batch("queue", ENVS, timeout=0).data
             order = rng.permutation(ENVS)
             mask, starts = (np.asarray(part, np.float32) for part in (data.mask, data.start_of_episode))
             starts[:, 0] = 0
-            parts = (data.reward, starts, mask)
+            parts = (agent.rewards(as_tensors(data)).numpy(), starts, mask)
             scale.update(
                 *(torch.as_tensor(part[order]) for part in parts),
                 GAMMA,

@@ -13,8 +13,10 @@ from framework.runs.registry import agent_names, find_agent
 
 # Where an agent's default is the table's value, or its loss does what for others the adder does.
 OWN = {
+    "a2c": OF_SEQUENCES,
     "appo": {**OF_SEQUENCES, **OF_DELAYED},
     "impala": {**OF_SEQUENCES, "optimizer": ("adam", learned, {})},
+    "ppo": OF_SEQUENCES,
     "r2d2": OF_SEQUENCES,
     "recurrent_td3": {**OF_SEQUENCES, **OF_DELAYED},
     "td3": OF_DELAYED,
