@@ -96,7 +96,7 @@ class CrossQ(SAC):
 
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
-        agent={**PENDULUM, "critic_learning_rate": 1e-3, "critic_hidden_sizes": (256, 256)},
+        agent={**PENDULUM, "critic_learning_rate": 1e-3, "critic_hidden_sizes": (128, 128)},
         run={**PENDULUM_RUN, "max_env_steps": 8_000, "evaluate_period": 2_000},
     ),
     **dict.fromkeys(

@@ -44,7 +44,15 @@ class DroQ(SAC):
 _WALKING = {"min_replay_size": 5_000, "dropout": 0.005}
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
-        agent={**PENDULUM, "samples_per_insert": 1280.0, "actor_delay": 10},
+        agent={
+            **PENDULUM,
+            "batch_size": 64,
+            "samples_per_insert": 256.0,  # Four learner steps per env step.
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+            "temperature_learning_rate": 1e-3,
+            "actor_delay": 2,
+        },
         run={**PENDULUM_RUN, "max_env_steps": 8_000, "evaluate_period": 2_000},
     ),
     # The authors' dropout, and for Hopper their target entropy.

@@ -83,7 +83,14 @@ class TQC(SAC):
 _MUJOCO_RUN = {**MUJOCO_RUN, "max_env_steps": 100_000}
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(
-        agent={**PENDULUM, "learning_rate": 1e-3, "num_critics": 3, "critic_hidden_sizes": (64, 64)},
+        agent={
+            **PENDULUM,
+            "learning_rate": 1e-3,
+            "num_critics": 3,
+            "num_quantiles": 10,
+            "dropped_quantiles": 1,
+            "critic_hidden_sizes": (64, 64),
+        },
         run={**PENDULUM_RUN, "max_env_steps": 8_000, "evaluate_period": 2_000},
     ),
     # The paper's numbers of dropped quantiles.
