@@ -43,7 +43,7 @@ class SimBa(Module):
                 "Give (512, 512) for two, or use network 'mlp'."
             )
         width = hidden_sizes[0]
-        blocks = [_ResidualBlock(width) for _ in hidden_sizes]
+        blocks = [_SimBaBlock(width) for _ in hidden_sizes]
         self.layers = nn.Sequential(Linear(input_size, width), *blocks, LayerNorm(width))
         self.head = None if output_size is None else Linear(width, output_size)
         for linear in filter(None, (self.layers[0], self.head)):
@@ -55,7 +55,7 @@ class SimBa(Module):
         return features if self.head is None else in_float32(self.head, features)
 
 
-class _ResidualBlock(Module):
+class _SimBaBlock(Module):
     def __init__(self, width: int, expansion: int = 4):
         super().__init__()
         layers = Linear(width, expansion * width), Linear(expansion * width, width)
