@@ -133,10 +133,10 @@ class MPONetworks(nn.Module):
         def make_head(width: int) -> nn.Module:
             return networks.SoftplusGaussianHead(width, size, config.initial_std)
 
-        sizes, layer_norm = config.hidden_sizes, config.layer_norm
-        self.policy = networks.PolicyNetwork(spec.observations, sizes, make_head, layer_norm)
+        sizes, make_body = config.hidden_sizes, networks.make_body("mlp", layer_norm=config.layer_norm)
+        self.policy = networks.PolicyNetwork(spec.observations, sizes, make_head, make_body)
         self.critics = networks.Critics(
-            spec.observations, size, sizes, 1, layer_norm, outputs_per_action=config.num_atoms
+            spec.observations, size, sizes, 1, make_body, outputs_per_action=config.num_atoms
         )
         self.duals = Duals(config, size)
         # A resumed run may have other limits, so they are not saved.

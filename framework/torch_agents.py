@@ -36,6 +36,7 @@ from framework import adders, config_checks, core, environments, learners, losse
 from framework.adders import PriorityFn
 from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
+from framework.agent_configs import ControlConfig as ControlConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
 from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
 from framework.datasets import Dataset, EpisodeDataset, read_episodes

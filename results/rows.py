@@ -161,6 +161,10 @@ ROWS = {
     "pendulum-ddpg": Row("ddpg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k"),
     "pendulum-td3": Row("td3", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −151.9 at 20k"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
+    "pendulum-crossq": Row("crossq", "gymnasium:Pendulum-v1", 8_000, -200),
+    "pendulum-droq": Row("droq", "gymnasium:Pendulum-v1", 8_000, -200),
+    "pendulum-simba": Row("simba", "gymnasium:Pendulum-v1", 8_000, -200),
+    "pendulum-tqc": Row("tqc", "gymnasium:Pendulum-v1", 8_000, -200, published="Zoo −151.3 at 20k"),
     "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
     "lunarlander-dqn": Row(

@@ -13,6 +13,8 @@ from framework.losses.distributional import categorical_projection as categorica
 from framework.losses.distributional import expected_returns as expected_returns
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
+from framework.losses.distributional import tqc_critic_loss as tqc_critic_loss
+from framework.losses.distributional import truncated_quantiles as truncated_quantiles
 from framework.losses.embeddings import embedding_loss as embedding_loss
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl

@@ -18,6 +18,7 @@ from torch import nn
 
 from framework import specs
 from framework.networks import distributions
+from framework.networks.bodies import MakeBody
 from framework.networks.modules import Linear, Module
 from framework.networks.noisy import NoisyLinear
 from framework.networks.torsos import MLP, ObservationEncoder, in_float32, make_torso, orthogonal_
@@ -193,7 +194,7 @@ class Critics(Module):
       action_size: D, width of the action `[..., D]`.
       hidden_sizes: widths of the hidden layers of each critic.
       count: number of critics.
-      layer_norm: normalizes each hidden layer before its activation.
+      make_body: makes the hidden layers and the output of each, such as `networks.make_body`.
       num_actions: number of discrete actions; `action_size` is then 0.
       outputs_per_action: K, the number of outputs for each continuous action.
     """
@@ -204,7 +205,7 @@ class Critics(Module):
         action_size: int,
         hidden_sizes: Sequence[int] = (256, 256),
         count: int = 2,
-        layer_norm: bool = False,
+        make_body: MakeBody = MLP,
         num_actions: int | None = None,
         outputs_per_action: int = 1,
     ):
@@ -213,9 +214,7 @@ class Critics(Module):
         width = encoders[0].output_size + action_size
         self.encoders = nn.ModuleList(encoders)
         outputs = num_actions or outputs_per_action
-        self.heads = nn.ModuleList(
-            MLP(width, hidden_sizes, outputs, layer_norm=layer_norm) for _ in range(count)
-        )
+        self.heads = nn.ModuleList(make_body(width, hidden_sizes, outputs) for _ in range(count))
         self._scalar = num_actions is None and outputs == 1
 
     def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:

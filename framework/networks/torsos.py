@@ -18,6 +18,7 @@ from torch import nn
 from framework.networks import inputs
 from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh
 from framework.networks.noisy import NoisyLinear
+from framework.networks.regularization import BatchRenorm, Dropout
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
@@ -61,6 +62,8 @@ class MLP(Module):
       activation: relu, tanh, elu or silu.
       orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
       layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
+      dropout: rate of a `Dropout` of each hidden layer, before that (Hiraoka et al., 2022).
+      batch_renorm: normalizes the input and each activation by `BatchRenorm` (Bhatt et al., 2024).
       noise: initial noise of the linear layers, see `NoisyLinear`. 0 is no noise, with plain layers.
     """
 
@@ -75,18 +78,24 @@ class MLP(Module):
         orthogonal_gain: float | None = None,
         layer_norm: bool = False,
         noise: float = 0.0,
+        dropout: float = 0.0,
+        batch_renorm: bool = False,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {activation!r}, expected one of {sorted(ACTIVATIONS)}.")
         linear = functools.partial(NoisyLinear, initial_noise=noise) if noise else Linear
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [BatchRenorm(input_size)] if batch_renorm else []
         width = input_size
         for size in hidden_sizes:
             layers.append(linear(width, size))
+            if dropout:
+                layers.append(Dropout(dropout))
             if layer_norm:
                 layers.append(LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
+            if batch_renorm:
+                layers.append(BatchRenorm(size))
             width = size
         if output_size is not None:
             layers.append(linear(width, output_size))

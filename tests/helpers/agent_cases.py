@@ -5,8 +5,10 @@ from agent_batches import CONTINUOUS, DISCRETE
 from agents.a2c import A2C, A2CConfig
 from agents.appo import APPO, APPOConfig
 from agents.c51 import C51, C51Config
+from agents.crossq import CrossQ, CrossQConfig
 from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
+from agents.droq import DroQ, DroQConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.mpo import MPO, MPOConfig
@@ -18,6 +20,7 @@ from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
 from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from agents.td7 import TD7, TD7Config
+from agents.tqc import TQC, TQCConfig
 
 ITEMS = {"hidden_sizes": (8, 8), "batch_size": 16}
 SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 3, "batch_size": 4, "lstm_size": 6}
@@ -30,9 +33,11 @@ SMALL = {
     "a2c": A2C(A2CConfig(hidden_sizes=(8, 8), unroll_length=6)),
     "appo": APPO(APPOConfig(**UNROLLS)),
     "c51": C51(C51Config(**ITEMS)),
+    "crossq": CrossQ(CrossQConfig(**ITEMS, critic_hidden_sizes=(8,))),
     "d4pg": D4PG(D4PGConfig(**ITEMS, **OFTEN, n_step=1, v_min=-9.0, v_max=9.0)),
     "ddpg": DDPG(DDPGConfig(**ITEMS)),
     "dqn": DQN(DQNConfig(**ITEMS)),
+    "droq": DroQ(DroQConfig(**ITEMS, actor_delay=2, dropout=0.2)),
     "impala": IMPALA(IMPALAConfig(**UNROLLS)),
     "iqn": IQN(IQNConfig(**ITEMS, num_policy_quantiles=4)),
     "mpo": MPO(MPOConfig(**ITEMS, n_step=1)),
@@ -44,10 +49,11 @@ SMALL = {
     "sac": SAC(SACConfig(**ITEMS)),
     "td3": TD3(TD3Config(**ITEMS)),
     "td7": TD7(TD7Config(**ITEMS, **EMBEDDINGS, **RATES, target_update_period=1)),
+    "tqc": TQC(TQCConfig(**ITEMS, num_critics=3, critic_hidden_sizes=(8,))),
 }
-NUMBERS_ONLY = ("d4pg", "ddpg", "mpo", "recurrent_td3", "td3", "td7")
+NUMBERS_ONLY = ("crossq", "d4pg", "ddpg", "mpo", "recurrent_td3", "td3", "td7", "tqc")
 
 
 def spec_of(name):
     """The spec of a small agent."""
-    return CONTINUOUS if name in (*NUMBERS_ONLY, "sac") else DISCRETE
+    return CONTINUOUS if name in (*NUMBERS_ONLY, "droq", "sac") else DISCRETE

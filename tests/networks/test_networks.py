@@ -168,8 +168,7 @@ def test_critics_rate_several_actions_of_an_observation_as_one_by_one(outputs):
 
 
 def test_a_deterministic_policy_begins_near_0_and_stays_in_its_range():
-    policy = networks.PolicyNetwork(VECTOR, (8,), lambda size: networks.DeterministicHead(size, 3), True)
-    assert any(isinstance(module, torch.nn.LayerNorm) for module in policy.body.modules())
+    policy = networks.PolicyNetwork(VECTOR, (8,), lambda size: networks.DeterministicHead(size, 3))
     assert policy(torch.randn(4, 5)).abs().max() < 0.1
     torch.nn.init.uniform_(policy.head.actions.weight, -9.0, 9.0)
     actions = policy(torch.randn(2, 4, 5))
