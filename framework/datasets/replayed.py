@@ -72,7 +72,7 @@ def replayed(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Leaf:
+class _ItemLeaf:
     """A leaf of items: rows `[items, ...]` of `column`, and in each item the number of rows that count."""
 
     name: str
@@ -85,7 +85,7 @@ class _Leaf:
 
 
 def _items(reader: CheckpointReader, spec: EnvironmentSpec) -> Iterator[tuple[Any, np.ndarray]]:
-    """The items of each layout, a `Transition` or a `Step` of `_Leaf`s, and the order of their insertion."""
+    """The items of each layout, `Transition`s or `Step`s of `_ItemLeaf`s, and their order of insertion."""
     note = reader.manifest["note"]
     metas = {meta["name"]: meta for meta in note.get("tables", ())}
     if REPLAY_TABLE not in metas:
@@ -111,7 +111,7 @@ def _items(reader: CheckpointReader, spec: EnvironmentSpec) -> Iterator[tuple[An
             file = reader.part(name)
             column = np.zeros(size, dtype) if 0 in size else np.memmap(file, dtype, "r", shape=size)
             counts = arrays["lengths"][slots, leaf.group] if group.ragged else group.length
-            made.append(_Leaf(leaf.column, column, rows if leaf.time else rows[:, 0], counts))
+            made.append(_ItemLeaf(leaf.column, column, rows if leaf.time else rows[:, 0], counts))
         items = layout.pack(made)
         if [leaf.name for leaf in tree.flatten(items.observation)] == observed:  # Not of hindsight.
             yield items, arrays["stamps"][slots]
@@ -126,7 +126,7 @@ def _steps(items: Step, stamps: np.ndarray) -> tuple[Transition, np.ndarray]:
     first = order[np.unique(rows[item[order], at[order]], return_index=True)[1]]
     item, at = item[first], at[first]
 
-    def taken(leaf: _Leaf, later: int = 0) -> _Leaf:
+    def taken(leaf: _ItemLeaf, later: int = 0) -> _ItemLeaf:
         own = leaf.rows.reshape(len(rows), length, -1)[item, at + later]  # Each row has its frames.
         return dataclasses.replace(leaf, rows=own if own.shape[1] > 1 else own[:, 0])
 
