@@ -7,7 +7,7 @@ For a task of TASKS and a kind of KINDS, a run on the serial engine with one tor
 
     expert          the best policy of a run that ends at the task's `expert` return, or after its `steps`
     medium          the same, with `medium`, which is 42 of 100 points between `random` and `expert`
-    mixed           the run of `medium`: its best policy, its last one and random actions, in turns
+    mixed           the run of `expert`: its best policy, its last one and random actions, in turns
     medium-replay   the run of `medium`: what its actors did, as its replay has it at the end
 
 100 episodes each, but for the replay. Where a policy plays, one action in ten is random, as policies that are
@@ -66,7 +66,7 @@ KINDS = {
     "expert": ("expert", "best"),
     "medium": ("medium", "best"),
     "medium-replay": ("medium", "replay"),
-    "mixed": ("medium", "mixed"),
+    "mixed": ("expert", "mixed"),
 }
 NAMES = [f"{task}-{kind}" for task in TASKS for kind in KINDS]
 
