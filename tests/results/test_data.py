@@ -23,7 +23,7 @@ def test_data_sets_of_a_task_are_made_of_one_run(tmp_path, monkeypatch):
     monkeypatch.setitem(data.TASKS, "cartpole", dataclasses.replace(data.TASKS["cartpole"], steps=1200))
     played = read_episodes(data.make("cartpole-medium", tmp_path))
     replayed = read_episodes(data.make("cartpole-medium-replay", tmp_path))
-    assert data.make("cartpole-medium", tmp_path) == tmp_path / "cartpole-mixed"
+    assert data.make("cartpole-medium", tmp_path) == tmp_path / "cartpole-medium"
     assert commands == ["train", "record", "record"]
     assert len(played) == 100 and played.about["noise"] == 0.1
     assert replayed.num_steps == 1200
