@@ -10,7 +10,7 @@ For a task of TASKS and a kind of KINDS, a run on the serial engine with one tor
     mixed           the run of `expert`: its best policy, its last one and random actions, in turns
     medium-replay   the run of `medium`: what its actors did, as its replay has it at the end
 
-100 episodes each, but for the replay. Where a policy plays, one action in ten is random, as policies that are
+100 episodes each, but for the replay, in compressed files. Where a policy plays, one action in ten is random, as policies that are
 deterministic leave nothing to choose from. So a data set's mean return is below that of its policy.
 """
 
@@ -34,7 +34,7 @@ class Task:
       random: the return of random actions, 0 points.
       expert: the return that makes 100 points.
       steps: env steps after which a run ends at the latest.
-      replay: env steps that the replay holds, so that a data set has 20 MB at most.
+      replay: env steps that the replay holds, so that a data set of it has 20 MB at most.
       period: env steps between two evaluations, which may end the run.
     """
 
@@ -55,7 +55,7 @@ class Task:
 # The returns of HalfCheetah and Hopper are D4RL's references (Fu et al., 2020). The others are those of
 # random actions and of the agent's preset.
 TASKS = {
-    "breakout": Task("dqn", "minatar:Breakout", 0.5, 17, 1_000_000, 40_000, 10_000),
+    "breakout": Task("dqn", "minatar:Breakout", 0.5, 17, 1_000_000, 200_000, 10_000),
     "cartpole": Task("dqn", "gymnasium:CartPole-v1", 22, 500, 50_000, 50_000, 500),
     "halfcheetah": Task("sac", "gymnasium:HalfCheetah-v5", -280, 12_135, 1_000_000, 100_000, 5_000),
     "hopper": Task("sac", "gymnasium:Hopper-v5", -20, 3_234, 1_000_000, 150_000, 5_000),
@@ -92,7 +92,7 @@ def make(name: str, folder: pathlib.Path, seed: int = 1) -> pathlib.Path:
         replay = ("--n-step", 1, "--max-replay-size", task.replay, "--evaluate-period", task.period)
         repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay)))
     noise = () if policy == "replay" else ("--noise", 0.1)
-    repertory("record", run, "--policy", policy, *noise, "--seed", seed, "--output", path)
+    repertory("record", run, "--policy", policy, *noise, "--seed", seed, "--compress", "--output", path)
     return path
 
 

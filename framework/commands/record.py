@@ -38,6 +38,7 @@ class RecordOptions:
     # as far as the replay of its newest checkpoint has it.
     policy: Literal["best", "latest", "random", "mixed", "replay"] = "best"
     layout: Literal["npz", "minari"] = "npz"  # Shards of this project, or Minari's files.
+    compress: bool = False  # Smaller shards of npz, which are read into memory, not mapped.
     noise: float = 0.0  # Chance of a random action in each step.
     seed: int = 0  # Seeds the environment's episodes and random actions.
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     check_at_least(options, episodes=1, seed=0, noise=0)
     if options.policy == "replay" and options.noise:
         raise UsageError(f"--noise: got {options.noise} with replay, expected 0: its actions were taken.")
+    if options.compress and options.layout != "npz":
+        raise UsageError(f"--compress: expected --layout npz, got {options.layout}.")
     if options.noise > 1:
         raise UsageError(f"--noise: got {options.noise}, expected a chance from 0 to 1.")
     if Path(options.output).exists():
@@ -79,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
             played: Iterable[Step] = _replayed(known[0], spec, options.episodes)
         else:
             played = _in_turns(environment, acts, options.episodes or 100)
-        path = write_episodes(options.output, played, layout=options.layout, spec=spec, about=about)
+        how: dict[str, Any] = {"layout": options.layout, "compress": options.compress}
+        path = write_episodes(options.output, played, spec=spec, about=about, **how)
     except ImportError as error:
         raise CommandError(f"--layout {options.layout}: {error}") from error
     finally:

@@ -82,6 +82,15 @@ def test_each_frame_of_a_stack_is_stored_once(tmp_path):
     assert isinstance(found.spec.observations, specs.StackedBoundedArray)
 
 
+def test_compressed_arrays_are_smaller_and_the_same(tmp_path):
+    made, sizes = echo(1, episode_length=1000), []
+    for compress in (False, True):
+        path = write_episodes(tmp_path / str(compress), made, compress=compress)
+        sizes.append((path / "episodes-00000.npz").stat().st_size)
+        same(made, read_episodes(path))
+    assert sizes[1] < sizes[0] / 2
+
+
 def test_specs_come_back_from_a_file(tmp_path):
     spec, episodes = nested()
     found = read_episodes(write_episodes(tmp_path / "data", episodes, spec=spec)).spec
@@ -116,6 +125,8 @@ def test_wrong_arguments_are_errors(tmp_path):
         read_episodes(tmp_path)
     with pytest.raises(ValueError, match="layout: got 'csv', expected one of npz, minari"):
         write_episodes(tmp_path / "a", echo(), layout="csv")
+    with pytest.raises(ValueError, match="compress: got True with layout 'minari'"):
+        write_episodes(tmp_path / "a", echo(), layout="minari", compress=True)
     with pytest.raises(FileExistsError, match=r"exists\. Write the episodes to a new folder"):
         write_episodes(tmp_path, echo())
     with pytest.raises(ValueError, match="episodes: got none"):
