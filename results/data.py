@@ -10,8 +10,9 @@ For a task of TASKS and a kind of KINDS, a run on the serial engine with one tor
     mixed           the run of `expert`: its best policy, its last one and random actions, in turns
     medium-replay   the run of `medium`: what its actors did, as its replay has it at the end
 
-100 episodes each, but for the replay, in compressed files. Where a policy plays, one action in ten is random, as policies that are
-deterministic leave nothing to choose from. So a data set's mean return is below that of its policy.
+100 episodes each, but for the replay, in compressed files. Where a policy plays, one action in ten is random,
+as policies that are deterministic leave nothing to choose from. So a data set's mean return is below that of
+its policy.
 """
 
 from __future__ import annotations
