@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.policy == "replay" and options.noise:
         raise UsageError(f"--noise: got {options.noise} with replay, expected 0: its actions were taken.")
     if options.compress and options.layout != "npz":
-        raise UsageError(f"--compress: expected --layout npz, got {options.layout}.")
+        raise UsageError(f"--compress: got --layout {options.layout}, expected npz. Leave one out.")
     if options.noise > 1:
         raise UsageError(f"--noise: got {options.noise}, expected a chance from 0 to 1.")
     if Path(options.output).exists():

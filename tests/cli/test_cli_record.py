@@ -88,6 +88,7 @@ def test_wrong_arguments(repertory, run, tmp_path):
         ((run, "--output", tmp_path / "new", "--policy", "best"), "best parameters"),
         ((run, "--output", tmp_path / "new", "--policy", "replay"), "has no part 'replay'"),
         ((run, "--output", tmp_path / "new", "--policy", "replay", "--noise", 0.5), "expected 0"),
+        ((run, "--output", tmp_path / "new", "--compress", "--layout", "minari"), "expected npz"),
     ):
         code, _, err = repertory("record", *flags)
         assert code in (1, 2) and text in err, err
