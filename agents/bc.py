@@ -7,7 +7,7 @@ part of an episode, at whose first row the memory is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, RecurrentCore
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest
@@ -162,3 +163,8 @@ class BC(OffPolicyAgent):
         loss = losses.masked_mean(-chosen.log_prob(actions), mask)
         agrees = losses.masked_mean((chosen.mode() == actions).float(), mask)
         return LossOutput(loss, {"negative_log_likelihood": loss, "agreement": agrees}, None, count)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset({"batch_size": 128, "hidden_sizes": (64, 64), "learning_rate": 1e-3}),
+}

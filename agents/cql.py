@@ -88,6 +88,14 @@ class CQL(SAC):
 
 
 PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        {
+            "batch_size": 128,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+        }
+    ),
     # -149.9, greedy over 100 episodes, the best of 20,000 learner steps on data of -585.9, seed 1.
     "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
 }

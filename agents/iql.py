@@ -165,6 +165,14 @@ def _of(critics: nn.Module, observation: Nest, actions: torch.Tensor) -> torch.T
 
 
 PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        {
+            "batch_size": 128,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+        }
+    ),
     # -155.2, greedy over 100 episodes, the best of 20,000 learner steps on data of -585.9, seed 1.
     "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
 }
