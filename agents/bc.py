@@ -147,7 +147,7 @@ class BC(OffPolicyAgent):
             client,
             sequence_length=config.unroll_length,
             period=config.unroll_length,
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
+            priority_fns={self.items_table: priority_fn},
             max_in_flight_items=config.insert_burst,
         )
 

@@ -31,7 +31,10 @@ from framework.types import Nest
 class IQLConfig(OffPolicyConfig):
     """Settings of IQL, in addition to `OffPolicyConfig`'s: those of the paper for D4RL's MuJoCo tasks."""
 
+    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
+    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 3e-4  # Initial learning rate of critics and value (Adam).
     target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.

@@ -73,7 +73,7 @@ def sequence_adder(
         config.period,
         adders.EndOfEpisodeBehavior.CONTINUE,
         extras_of_first_row=agent.extras_of_first_row,
-        priority_fns={adders.REPLAY_TABLE: priority_fn},
+        priority_fns={agent.items_table: priority_fn},
         max_in_flight_items=config.insert_burst,
         observation_spec=spec.observations,
         **options,

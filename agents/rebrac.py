@@ -74,7 +74,7 @@ class ReBRAC(TD3):
             client,
             sequence_length=2,
             period=1,
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
+            priority_fns={self.items_table: priority_fn},
             max_in_flight_items=self.config.insert_burst,
         )
 

@@ -59,6 +59,10 @@ class OffPolicyConfig(AgentConfig):
     batch_size: int = 128  # Items per learner step.
     # Times an item is drawn on average. Divided by `batch_size`: learner steps per item.
     samples_per_insert: float = 16.0
+    # A folder of episodes, or module:function that returns them, for a share of each batch; see
+    # framework.datasets.files. An item of the actors then has 1 / (1 - share) times the learner steps.
+    demonstrations: str | None = None
+    demonstration_fraction: float = 0.5  # That share. Larger shares keep to the data longer.
     insert_burst: int = 256  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     # Goals with which each step is written again when its episode ends: hindsight experience replay, for
     # environments with goals. 0: none.
@@ -77,6 +81,7 @@ class OffPolicyConfig(AgentConfig):
         check.ordered(self, "min_replay_size", "max_replay_size")
         check.ordered(self, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")
+        check.between(self, 0, 1, "demonstration_fraction")
         check.fraction(self, "target_update_rate")
 
 

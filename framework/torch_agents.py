@@ -39,8 +39,8 @@ from framework.agent_configs import AgentConfig as AgentConfig
 from framework.agent_configs import ControlConfig as ControlConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
 from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
-from framework.datasets import Dataset, EpisodeDataset, read_episodes
-from framework.datasets.episodes import plain_spec, play
+from framework.datasets import DEMONSTRATIONS_TABLE, Dataset
+from framework.datasets.demonstrations import fill, table_of_episodes
 from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.learners.gradient import PAYS_FROM_STEPS, why_not
@@ -270,10 +270,14 @@ class OffPolicyAgent(TorchAgent):
 
     Attributes:
       target_names: children of the networks that have a target network.
+      items_table: the table into which `make_adder` writes.
+      needs_demonstrations: whether it learns nothing without `demonstrations`.
     """
 
     config: OffPolicyConfig = OffPolicyConfig()
     target_names: tuple[str, ...] = ()
+    items_table: str = adders.REPLAY_TABLE
+    needs_demonstrations: ClassVar[bool] = False
 
     @property
     def items_per_step(self) -> int:
@@ -285,9 +289,15 @@ class OffPolicyAgent(TorchAgent):
 
     def optimizer_steps(self, env_steps: int) -> float:
         items = env_steps / self.env_steps_per_item() * (1 + self.config.hindsight_goals)
-        return items * self.config.samples_per_insert / self.config.batch_size
+        own = 1.0 if self.config.demonstrations is None else 1.0 - self.config.demonstration_fraction
+        return items * self.config.samples_per_insert / (own * self.config.batch_size)
 
     def for_dataset(self, path: str) -> Self:
+        if (shown := self.config.demonstrations) is not None or self.needs_demonstrations:
+            raise ValueError(
+                f"dataset: got {path!r} with demonstrations {shown!r}, expected one of them. Learn from the "
+                "dataset first; then go on from that run with init, demonstrations, and actors."
+            )
         agent = copy.copy(self)
         agent.dataset = path
         return agent
@@ -299,7 +309,12 @@ class OffPolicyAgent(TorchAgent):
     def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
         if self.dataset is not None:
-            return [self._table_of_episodes(read_episodes(self.dataset), spec)]
+            return [table_of_episodes(adders.REPLAY_TABLE, self.dataset, spec, self.make_sampler())]
+        if config.demonstrations is None and self.needs_demonstrations:
+            raise ValueError(
+                "demonstrations: got None, expected a folder of episodes or module:function. Record episodes "
+                "with repertory record, or framework.datasets.record."
+            )
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
             config.min_replay_size,
@@ -307,7 +322,10 @@ class OffPolicyAgent(TorchAgent):
             config.insert_burst * config.samples_per_insert + config.batch_size,
         )
         sampler, remover = self.make_sampler(), replay.selectors.Fifo()
-        return [replay.Table(adders.REPLAY_TABLE, sampler, remover, config.max_replay_size, limiter)]
+        tables = [replay.Table(adders.REPLAY_TABLE, sampler, remover, config.max_replay_size, limiter)]
+        if (path := config.demonstrations) is not None:
+            tables.append(table_of_episodes(DEMONSTRATIONS_TABLE, path, spec, self.make_sampler()))
+        return tables
 
     def make_adder(
         self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
@@ -315,7 +333,7 @@ class OffPolicyAgent(TorchAgent):
         """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
         config = self.config
         options: dict[str, Any] = {
-            "priority_fns": {adders.REPLAY_TABLE: priority_fn},
+            "priority_fns": {self.items_table: priority_fn},
             "max_in_flight_items": config.insert_burst,  # Items in flight also count as being ahead.
             "reward_clip": config.reward_clip,
         }
@@ -328,26 +346,18 @@ class OffPolicyAgent(TorchAgent):
             client, config.n_step, config.discount, frame_stack=frames, **options
         )
 
-    def make_dataset(self, client: ReplayClient) -> Dataset:
-        size = self.config.batch_size // self.num_learners
-        if self.dataset is not None and self.rank == 0:
-            self.fill(client, read_episodes(self.dataset))
-        return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
-
-    def _table_of_episodes(self, episodes: EpisodeDataset, spec: specs.EnvironmentSpec) -> replay.Table:
-        """A table that holds the items of all episodes, and is sampled when all are there."""
-        episodes.check(spec)
-        limiter = replay.rate_limiters.MinSize(1)
-        # No adder makes more items than two for each step. A restored table has the items of a checkpoint.
-        size = 2 * episodes.num_steps + len(episodes)
-        return replay.Table(adders.REPLAY_TABLE, self.make_sampler(), replay.selectors.Fifo(), size, limiter)
-
-    def fill(self, client: ReplayClient, episodes: EpisodeDataset) -> None:
-        """Writes all episodes into replay, unless a checkpoint has filled it."""
-        if client.server_info()[adders.REPLAY_TABLE].current_size:
-            return
-        spec = episodes.spec or plain_spec(episodes[0])
-        play(episodes, lambda: self.make_adder(client, spec), client)
+    def make_dataset(self, client: ReplayClient, **options: Any) -> Dataset:
+        """See `Agent.make_dataset`; `options` are those of `Dataset`."""
+        config, table, path = self.config, adders.REPLAY_TABLE, self.dataset
+        shares: Any = table
+        if config.demonstrations is not None:
+            table, path, share = DEMONSTRATIONS_TABLE, config.demonstrations, config.demonstration_fraction
+            shares = {table: share, adders.REPLAY_TABLE: 1.0 - share}
+        if path is not None and self.rank == 0:  # The others make no step before this one does.
+            writer = copy.copy(self)
+            writer.items_table = table
+            options["while_waiting"] = fill(client, table, path, functools.partial(writer.make_adder, client))
+        return Dataset(client, shares, config.batch_size // self.num_learners, device=self.device, **options)
 
     def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
         """The rewards of `Transition`s, and the discounts of the values that follow, both float32[N]."""

@@ -37,6 +37,7 @@ from framework.losses.mpo import mpo_weights as mpo_weights
 from framework.losses.munchausen import munchausen_errors as munchausen_errors
 from framework.losses.munchausen import munchausen_next_values as munchausen_next_values
 from framework.losses.munchausen import munchausen_rewards as munchausen_rewards
+from framework.losses.offline import calibrated_values as calibrated_values
 from framework.losses.offline import conservative_penalty as conservative_penalty
 from framework.losses.offline import expectile_loss as expectile_loss
 from framework.losses.offline import gradient_similarity as gradient_similarity

@@ -121,6 +121,16 @@ def fetched(agent, spec):
     return str((dataset.call_args, adder.call_args))
 
 
+def mixed(agent, spec):
+    """Which tables batches are of, and the episodes that fill one of them."""
+    with (
+        mock.patch("framework.torch_agents.Dataset") as dataset,
+        mock.patch("framework.torch_agents.fill") as fill,
+    ):
+        agent.make_dataset(None)
+    return str((dataset.call_args.args, fill.call_args and fill.call_args.args[1:3]))
+
+
 def rated(agent, spec):
     """Values by which the policy of IQN chooses."""
     torch.manual_seed(0)
@@ -152,6 +162,8 @@ FIELDS = {
     # Replay.
     **by(table, max_replay_size=5000, min_replay_size=17, batch_size=32, samples_per_insert=3),
     **by(table, insert_burst=7, prioritized=None),
+    **by(mixed, demonstrations="data/of-another-run"),
+    **by(mixed, needs={"demonstrations": "data"}, demonstration_fraction=0.3),
     **by(learned, target_update_period=2),
     **by(learned, needs={"target_update_period": 1}, target_update_rate=0.5),
     **by(written, n_step=2, reward_clip=0.1),
@@ -252,6 +264,7 @@ WRONG = {
         ((0.0, 1.5), "target_update_rate risk"),
         ((0.0, 1.0), "clip demonstration_fraction"),
         (("wide", 1), "torso network activation optimizer recurrent targets hindsight_strategy"),
+        ((3,), "demonstrations"),
         ((1.0, 1.5), "exploration_correlation"),
         (("gpu", None), "device"),
         (("observation=pixels", 1), "inputs"),
