@@ -135,6 +135,7 @@ setup(
             "mpo=agents.mpo:MPO",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",
+            "pqn=agents.pqn:PQN",
             "r2d2=agents.r2d2:R2D2",
             "qr_dqn=agents.qr_dqn:QRDQN",
             "rainbow=agents.rainbow:Rainbow",

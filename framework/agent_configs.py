@@ -81,16 +81,25 @@ class OffPolicyConfig(AgentConfig):
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig(AgentConfig):
+class UnrollConfig(AgentConfig):
     """Settings of agents that learn from fresh unrolls, not from a large replay."""
 
     unroll_length: int = 128  # Steps of an env in an unroll. More: less bias, and older data.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 2, "unroll_length")
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(UnrollConfig):
+    """Settings of agents with a policy and a value, in addition to `UnrollConfig`'s."""
+
     value_coefficient: float = 0.5  # Weight of half the squared error of the values.
     entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. Higher values explore longer.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 2, "unroll_length")
         check.at_least(self, 0, "value_coefficient", "entropy_coefficient")
 
 

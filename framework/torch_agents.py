@@ -38,6 +38,7 @@ from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
 from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
+from framework.agent_configs import UnrollConfig as UnrollConfig
 from framework.datasets import Dataset, EpisodeDataset, read_episodes
 from framework.datasets.episodes import plain_spec, play
 from framework.devices import check_visible, device_of_learner
@@ -384,7 +385,7 @@ class OnPolicyAgent(TorchAgent):
     A learner step uses one unroll of every env, or `episodes_per_batch` whole episodes.
     """
 
-    config: OnPolicyConfig = OnPolicyConfig()
+    config: UnrollConfig = UnrollConfig()
 
     @property
     def max_policy_lag(self) -> int | None:

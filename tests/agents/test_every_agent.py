@@ -291,7 +291,7 @@ PROGRAMS = {
     **dict.fromkeys(("c51", "dqn", "iqn", "qr_dqn", "rainbow"), (REPLAY, Masked)),
     **dict.fromkeys(("bc", "cql", "iql"), (REPLAY, Masked)),
     **dict.fromkeys(("apex", "sac"), ({**REPLAY, "normalize_observations": True}, Masked)),
-    **dict.fromkeys(("a2c", "a3c", "ppo"), (ON, Masked)),
+    **dict.fromkeys(("a2c", "a3c", "ppo", "pqn"), (ON, Masked)),
     **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td3_bc"), (DETERMINISTIC, NESTED)),
     **dict.fromkeys(("edac", "rebrac"), (REPLAY, NESTED)),

@@ -11,6 +11,7 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
+from agents.pqn import PQN, PQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
@@ -37,6 +38,7 @@ SMALL = {
     "iqn": IQN(IQNConfig(**ITEMS, num_policy_quantiles=4)),
     "mpo": MPO(MPOConfig(**ITEMS, n_step=1)),
     "ppo": PPO(PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8)),
+    "pqn": PQN(PQNConfig(hidden_sizes=(8, 8), unroll_length=6, minibatch_size=8)),
     "qr_dqn": QRDQN(QRDQNConfig(**ITEMS)),
     "r2d2": R2D2(R2D2Config(**SEQUENCES, n_step=3, hidden_sizes=(8,), head_sizes=(8,))),
     "rainbow": Rainbow(RainbowConfig(**ITEMS)),
