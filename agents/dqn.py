@@ -61,7 +61,7 @@ class DQNConfig(OffPolicyConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    torso: str = "nature"  # Image layers: nature, normalized (PQN's), deep, shallow or data_efficient (smaller).
+    torso: str = "nature"  # Image layers: nature, normalized (PQN's), deep, shallow, or data_efficient.
     hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
