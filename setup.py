@@ -135,6 +135,7 @@ setup(
             "mpo=agents.mpo:MPO",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",
+            "ppo_lagrangian=agents.ppo_lagrangian:PPOLagrangian",
             "pqn=agents.pqn:PQN",
             "r2d2=agents.r2d2:R2D2",
             "qr_dqn=agents.qr_dqn:QRDQN",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tree
 
 from framework.adders.base import Adder
 from framework.adders.wrappers import ForkingAdder
@@ -22,19 +23,25 @@ class RunningReturnAdder(ForkingAdder):
     Args:
       adder: takes the steps.
       discount: per env step.
+      rewards: a nest like the rewards, of any leaves; the running returns are one, too.
     """
 
-    def __init__(self, adder: Adder, discount: float):
+    def __init__(self, adder: Adder, discount: float, rewards: Nest = 0.0):
         super().__init__([adder])
         self._discount = np.float32(discount)
-        self._returns = np.zeros((), np.float32)
+        self._returns: Any = rewards
 
     def add_first(self, timestep: Any) -> None:
         super().add_first(timestep)
-        self._returns = np.zeros(np.shape(timestep.step_type), np.float32)
+        shape = np.shape(timestep.step_type)
+        self._returns = tree.map_structure(lambda _: np.zeros(shape, np.float32), self._returns)
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
         super().add(action, next_timestep, {**extras, RUNNING_RETURN: self._returns})
         begins = np.equal(next_timestep.step_type, FIRST)
-        after = self._discount * self._returns + (next_timestep.reward if not begins.all() else 0)
-        self._returns = np.where(begins, np.float32(0), after).astype(np.float32)
+
+        def after(before: np.ndarray, reward: np.ndarray) -> np.ndarray:
+            return np.where(begins, np.float32(0), self._discount * before + reward).astype(np.float32)
+
+        rewards = self._returns if begins.all() else next_timestep.reward
+        self._returns = tree.map_structure(after, self._returns, rewards)
