@@ -132,6 +132,7 @@ setup(
             "iqn=agents.iqn:IQN",
             "iql=agents.iql:IQL",
             "maml=agents.maml:MAML",
+            "mappo=agents.mappo:MAPPO",
             "mpo=agents.mpo:MPO",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",

@@ -307,6 +307,7 @@ PROGRAMS = {
         FakeEnvironment,
     ),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
+    "mappo": ({**ON, "share_parameters": False}, "multi_agent:CartPole"),
     "ppo_dqn": (
         {
             "ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)},
