@@ -61,7 +61,7 @@ class DQNConfig(OffPolicyConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    torso: str = "nature"  # Image layers: nature (the paper's), data_efficient or shallow (smaller), or deep.
+    torso: str = "nature"  # Image layers: nature, normalized (PQN's), deep, shallow, or data_efficient.
     # Width of the dense layer after the convolutions. None: the torso's own, 512 of nature; 0: none, so that
     # `hidden_sizes` follow them, as in the papers of dueling networks, Rainbow and IQN.
     torso_size: int | None = None

@@ -17,7 +17,7 @@ from framework.replay.contracts import ReplayClient
 from framework.runs.presets import ATARI_2015_RUN, CONTROL_RUN, HERE, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy
-from framework.types import Nest
+from framework.types import Nest, Step
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class PPONetworks(networks.ActorCritic):
         self.register_buffer("kl_coefficient", torch.tensor(config.initial_kl_coefficient))
 
 
-# Children of the networks that acting does not need.
-_LEARNER_ONLY = ("reward_scale", "value_body", "value_head")
+# How the names of children begin that acting does not need.
+_LEARNER_ONLY = ("reward_scale", "cost_scale", "value_")
 
 
 class PPOPolicy(TorchPolicy):
@@ -91,7 +91,7 @@ class PPOPolicy(TorchPolicy):
     """
 
     def __init__(self, networks: PPONetworks, evaluation: bool = False):
-        names = [name for name, _ in networks.named_children() if name not in _LEARNER_ONLY]
+        names = [name for name, _ in networks.named_children() if not name.startswith(_LEARNER_ONLY)]
         super().__init__(networks, networks.actions, variables=tuple(names))
         self._initial_state, self._act = networks.initial_state, networks.act
         self._greedy = evaluation
@@ -177,7 +177,9 @@ class PPO(OnPolicyAgent):
         adder = super().make_adder(client, spec)
         if not self.carries_returns:
             return adder
-        return adders.RunningReturnAdder(adder, self.config.discount, self.config.reward_clip)
+        return adders.RunningReturnAdder(
+            adder, self.config.discount, spec.rewards, reward_clip=self.config.reward_clip
+        )
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
@@ -205,20 +207,14 @@ class PPO(OnPolicyAgent):
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
-        rewards = self.rewards(data)
-        if config.normalize_rewards:
-            before = data.extras.get(adders.RUNNING_RETURN, torch.zeros_like(rewards[:, 0]))
-            networks.reward_scale.update(rewards, starts, mask, config.discount, context.total, before)
-            rewards = networks.reward_scale(rewards)
-        observation = networks.normalizer(data.observation)
+        rewards = self.scaled_rewards(networks, data, starts, mask, context)
+        observation = self.observations(networks, data)
         state = data.extras.get("state", ())
         if config.episodes_per_batch is not None:
             state = tree.map_structure(lambda leaf: leaf[:, 0], state)  # Episodes have each row's.
         _, values = networks(observation, state, starts)
-        advantages = losses.generalized_advantages(
-            rewards, config.discount * data.discount.float(), values, mask, config.gae_lambda
-        )
-        targets = values + advantages
+        discounts = config.discount * data.discount.float()
+        advantages, targets, metrics = self.estimates(networks, rewards, discounts, values, mask)
         scaled = advantages
         if config.normalize_advantages:
             scaled = losses.normalize_advantages(advantages, mask, total=context.total)
@@ -231,12 +227,46 @@ class PPO(OnPolicyAgent):
             rows = rows._replace(mask=(), starts=())
             rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = losses.masked_mean(context.learner_steps - data.extras["version"].float(), mask)
+        return Prepared(rows, count, {"staleness": staleness, **metrics})
+
+    def observations(self, networks: PPONetworks, data: Step) -> Nest:
+        """What the networks take of rows `[N, T + 1]`."""
+        return networks.normalizer(data.observation)
+
+    def scaled_rewards(
+        self, networks: PPONetworks, data: Step, starts: Any, mask: Any, context: LossContext
+    ) -> torch.Tensor:
+        """The rewards `[N, T + 1]` of rows, scaled if the config says so."""
+        before = data.extras.get(adders.RUNNING_RETURN)
+        return self.scaled(networks.reward_scale, self.rewards(data), before, starts, mask, context)
+
+    def scaled(
+        self, scale: networks.RewardScale, rewards: Any, before: Any, starts: Any, mask: Any, context: Any
+    ) -> torch.Tensor:
+        if self.config.normalize_rewards:
+            scale.update(rewards, starts, mask, self.config.discount, context.total, before)
+            rewards = scale(rewards)
+        return rewards
+
+    def estimates(
+        self, networks: PPONetworks, rewards: Any, discounts: Any, values: Any, mask: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Advantages `[N, T + 1]` of the policy, targets of the values, and metrics."""
+        advantages = losses.generalized_advantages(rewards, discounts, values, mask, self.config.gae_lambda)
+        targets = values + advantages
         metrics = {
-            "staleness": staleness,
             "explained_variance": losses.explained_variance(values, targets, mask),
             "value_target": losses.masked_mean(targets, mask),
         }
-        return Prepared(rows, count, metrics)
+        return advantages, targets, metrics
+
+    def value_loss(self, values: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Half the squared error of the values of a minibatch."""
+        if self.config.value_clip is None:
+            return losses.value_loss(values, rows.target, rows.counted)
+        return losses.clipped_value_loss(
+            values, rows.value, rows.target, rows.counted, self.config.value_clip
+        )
 
     def loss(self, networks: PPONetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The surrogate, the value's error and the entropy of one minibatch."""
@@ -252,10 +282,7 @@ class PPO(OnPolicyAgent):
             kl = networks.actions.distribution(rows.policy).kl(new)
             bound = kl, networks.kl_coefficient, config.target_kl
             surrogate = losses.kl_penalty_surrogate(*inputs, *bound, mask, total=context.total)
-        if config.value_clip is None:
-            value_loss = losses.value_loss(values, rows.target, mask)
-        else:
-            value_loss = losses.clipped_value_loss(values, rows.value, rows.target, mask, config.value_clip)
+        value_loss = self.value_loss(values, rows)
         loss = torch.add(surrogate.loss, value_loss, alpha=config.value_coefficient)
         metrics = {"policy_loss": surrogate.loss, "value_loss": value_loss}
         if config.entropy_coefficient != 0.0 or context.wants_metrics:

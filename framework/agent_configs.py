@@ -113,18 +113,27 @@ class ControlConfig(OffPolicyConfig):
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig(AgentConfig):
+class UnrollConfig(AgentConfig):
     """Settings of agents that learn from fresh unrolls, not from a large replay."""
 
     unroll_length: int = 128  # Steps of an env in an unroll. More: less bias, and older data.
     reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
-    value_coefficient: float = 0.5  # Weight of half the squared error of the values.
-    entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. Higher values explore longer.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 2, "unroll_length")
         check.above(self, 0, "reward_clip")
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(UnrollConfig):
+    """Settings of agents with a policy and a value, in addition to `UnrollConfig`'s."""
+
+    value_coefficient: float = 0.5  # Weight of half the squared error of the values.
+    entropy_coefficient: float = 0.01  # Weight of the policy's entropy in nats. Higher values explore longer.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         check.at_least(self, 0, "value_coefficient", "entropy_coefficient")
 
 

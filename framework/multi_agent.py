@@ -30,7 +30,7 @@ from framework.config_checks import RaisedAs
 from framework.learners import SGDLearner
 from framework.parameters import arrays_of
 from framework.replay import ReplaySample
-from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest, StepResult
+from framework.types import FIRST, LAST, MID, MultiAgentTimeStep, Nest, Step, StepResult
 
 
 class AgentGroup(NamedTuple):
@@ -267,3 +267,77 @@ class MultiAgentLearner(core.Learner):
         for name, learner in self._learners.items():
             learner.restore(state[name])
             self._networks.steps_of(name).fill_(state["steps"][name])
+
+
+#: The entry of the extras that says which agents of a team move, bool`[B, A]`.
+MOVED = "moved"
+
+
+class TeamPolicy(core.Policy):
+    """One policy for all agents of an environment. Extras and states are `[B, A, ...]`.
+
+    Args:
+      group: the agents.
+      policy: acts for them, as rows `[B * A, ...]`.
+    """
+
+    def __init__(self, group: AgentGroup, policy: core.Policy):
+        self._group, self._policy, self.variables = group, policy, policy.variables
+
+    def loaded(self, progress: core.Progress) -> None:
+        super().loaded(progress)
+        self._policy.loaded(progress)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self._group.of_envs(self._policy.initial_state(batch_size * len(self._group.agents)))
+
+    def step(self, observation: Nest, state: Nest) -> tuple[Nest, Nest, Nest]:
+        before = tree.map_structure(_merge, state)
+        actions, extras, after = self._policy.step(self._group.rows(observation), before)
+        return self._group.split(actions), self._group.of_envs(extras), self._group.of_envs(after)
+
+    def seed(self, seed: int) -> None:
+        self._policy.seed(seed)
+
+    def save(self) -> Any:
+        return self._policy.save()
+
+    def restore(self, state: Any) -> None:
+        self._policy.restore(state)
+
+
+class TeamAdder(ForkingAdder):
+    """Adds to the extras which agents move. The items of `adder` have the rows of all agents of an env."""
+
+    def __init__(self, group: AgentGroup, adder: Adder):
+        super().__init__([adder])
+        self._group = group
+
+    def add(self, action: Nest, next_timestep: MultiAgentTimeStep, extras: Nest = ()) -> None:
+        moved = self._group.of_envs(self._group.step_types(next_timestep)) != FIRST
+        super().add(action, next_timestep, {**extras, MOVED: moved})
+
+
+def team_rows(group: AgentGroup, data: Step) -> Step:
+    """Rows `[N, T, ...]` of whole envs, by a `TeamAdder`, as rows `[N * A, T, ...]` of their agents.
+
+    Those of an env follow each other. The mask is 0 where an agent waits for others. Of the extras, `state`
+    is that of the first rows, `[N, A, ...]`.
+    """
+    size = len(group.agents)
+    extras = {
+        name: tree.map_structure(
+            lambda leaf, axis=int(name != "state"): _merge(leaf.movedim(axis + 1, 1)), extra
+        )
+        for name, extra in data.extras.items()
+    }
+    start, mask = (leaf.repeat_interleave(size, 0) for leaf in (data.start_of_episode, data.mask))
+    return Step(
+        observation=group.rows(data.observation),
+        action=group.rows(data.action),
+        reward=group.rows(data.reward),
+        discount=group.rows(data.discount),
+        start_of_episode=start,
+        extras=extras,
+        mask=mask * extras.pop(MOVED),
+    )

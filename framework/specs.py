@@ -139,6 +139,10 @@ class GoalReward(Array):
         return type(self), (self.shape, self.dtype, self.name, self.outcome)
 
 
+#: Entries of the rewards of an environment with costs.
+REWARD, COST = "reward", "cost"
+
+
 def has_goals(spec: EnvironmentSpec) -> bool:
     """Whether observations are a dict with both goals, of one shape and dtype, and rewards are numbers."""
     seen, reward = spec.observations, spec.rewards

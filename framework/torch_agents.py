@@ -39,6 +39,7 @@ from framework.agent_configs import AgentConfig as AgentConfig
 from framework.agent_configs import ControlConfig as ControlConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
 from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
+from framework.agent_configs import UnrollConfig as UnrollConfig
 from framework.datasets import DEMONSTRATIONS_TABLE, Dataset
 from framework.datasets.demonstrations import fill, table_of_episodes
 from framework.devices import check_visible, device_of_learner
@@ -410,7 +411,7 @@ class OnPolicyAgent(TorchAgent):
     A learner step uses one unroll of every env, or `episodes_per_batch` whole episodes.
     """
 
-    config: OnPolicyConfig = OnPolicyConfig()
+    config: UnrollConfig = UnrollConfig()
 
     @property
     def max_policy_lag(self) -> int | None:

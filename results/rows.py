@@ -146,6 +146,7 @@ ROWS = {
     "cartpole-munchausen": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, flags=("--munchausen", "0.9")),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
     "cartpole-c51": Row("c51", "gymnasium:CartPole-v1", 50_000, 475),
+    "cartpole-pqn": Row("pqn", "gymnasium:CartPole-v1", 100_000, 475),
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from framework.specs import path_name
+from framework.specs import REWARD, path_name
 from framework.types import FIRST, MultiAgentTimeStep, Nest
 
 _OF_THE_LOOP = ("episode_return", "episode_length", "env")  # In every result; others are of observers.
@@ -54,14 +54,15 @@ def summarize(ended: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Mean, minimum and maximum of the results of `EnvironmentLoop.step`; empty if no episode ended.
 
     With several agents, they are of the mean return of all agents; `episode_return/AGENT` is each agent's.
-    Of arrays of other names, such as metrics of observers, the mean over the results that have them.
+    With costs beside a reward, they are the reward's. Of arrays of other names, such as metrics of observers,
+    the mean over the results that have them.
     """
     if not ended:
         return {}
     lengths = np.concatenate([episodes["episode_length"] for episodes in ended])
     each = tree.map_structure(lambda *parts: np.concatenate(parts), *[one["episode_return"] for one in ended])
-    returns = np.mean(tree.flatten(each), axis=0)
     of_agents = each if isinstance(each, dict) else {}
+    returns = of_agents[REWARD] if REWARD in of_agents else np.mean(tree.flatten(each), axis=0)
     observed = dict.fromkeys(name for episodes in ended for name in episodes if name not in _OF_THE_LOOP)
     return {
         **{

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import tree
 
 from framework.adders.base import Adder
 from framework.adders.block import Block, ItemBatch
@@ -30,25 +31,31 @@ class RunningReturnAdder(ForkingAdder):
     Args:
       adder: takes the steps.
       discount: per env step.
+      rewards: a nest like the rewards, of any leaves; the running returns are one, too.
       reward_clip: rewards are clipped to +- this before they are summed; None keeps them.
     """
 
-    def __init__(self, adder: Adder, discount: float, reward_clip: float | None = None):
+    def __init__(self, adder: Adder, discount: float, rewards: Nest = 0.0, reward_clip: float | None = None):
         super().__init__([adder])
         self._discount = np.float32(discount)
         self._limit = np.inf if reward_clip is None else reward_clip
-        self._returns = np.zeros((), np.float32)
+        self._returns: Any = rewards
 
     def add_first(self, timestep: Any) -> None:
         super().add_first(timestep)
-        self._returns = np.zeros(np.shape(timestep.step_type), np.float32)
+        shape = np.shape(timestep.step_type)
+        self._returns = tree.map_structure(lambda _: np.zeros(shape, np.float32), self._returns)
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
         super().add(action, next_timestep, {**extras, RUNNING_RETURN: self._returns})
         begins = np.equal(next_timestep.step_type, FIRST)
-        rewards = 0 if begins.all() else np.clip(next_timestep.reward, -self._limit, self._limit)
-        after = self._discount * self._returns + rewards
-        self._returns = np.where(begins, np.float32(0), after).astype(np.float32)
+
+        def after(before: np.ndarray, reward: np.ndarray) -> np.ndarray:
+            total = self._discount * before + np.clip(reward, -self._limit, self._limit)
+            return np.where(begins, np.float32(0), total).astype(np.float32)
+
+        rewards = self._returns if begins.all() else next_timestep.reward
+        self._returns = tree.map_structure(after, self._returns, rewards)
 
 
 class ReturnToGoAdder(BlockAdder):

@@ -16,7 +16,7 @@ import numpy as np
 
 from framework import config_checks
 from framework.config_checks import nearest
-from framework.environments import atari, goals, minatar, multi_agent, tasks, testing
+from framework.environments import atari, constrained, goals, minatar, multi_agent, tasks, testing
 from framework.environments.envpool import EnvPoolEnvironment
 from framework.environments.remote import ExternalEnvironment, RemoteEnvironment
 from framework.environments.single import SingleEnv, call_factory, make_env, takes
@@ -359,6 +359,8 @@ _MINATAR = {
 _DYNAMICS = "framework.environments.tensor_dynamics"  # By name: torch takes a second to import.
 _TENSOR = {"CartPole-v1": f"{_DYNAMICS}:CartPole", "Pendulum-v1": f"{_DYNAMICS}:Pendulum"}
 
+_OWN_TASKS = {"PointMaze": goals.PointMaze, "WindingRoad": constrained.WindingRoad}
+
 SUITES: dict[str, Suite] = {
     "gymnasium": Suite(_gymnasium, "CartPole-v1"),
     "dm_control": Suite(_dm_control, "cartpole/balance", "dm_control", "dm-control"),
@@ -370,7 +372,7 @@ SUITES: dict[str, Suite] = {
     "pettingzoo": Suite(_pettingzoo, "mpe.simple_spread_v3", "pettingzoo", "pettingzoo"),
     "multi_agent": Suite(_one_of({"CartPole": multi_agent.MultiAgentCartPole}), "CartPole"),
     "tensor": Suite(_one_of(_TENSOR), "CartPole-v1"),
-    "tasks": Suite(_one_of({**tasks.FAMILIES, "PointMaze": goals.PointMaze}), "Navigation2D"),
+    "tasks": Suite(_one_of({**tasks.FAMILIES, **_OWN_TASKS}), "Navigation2D"),
     "remote": Suite(_any_of(RemoteEnvironment), "tcp://127.0.0.1:5555"),
     "external": Suite(_any_of(ExternalEnvironment), "tcp://127.0.0.1:5556"),
     "testing": Suite(_one_of(_TESTING), "Memory"),

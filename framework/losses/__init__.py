@@ -23,6 +23,8 @@ from framework.losses.entropy import gaussian_kl as gaussian_kl
 from framework.losses.entropy import mask_logits as mask_logits
 from framework.losses.entropy import multi_discrete_entropy as multi_discrete_entropy
 from framework.losses.entropy import squashed_gaussian_entropy as squashed_gaussian_entropy
+from framework.losses.lagrangian import PIDLagrangian as PIDLagrangian
+from framework.losses.lagrangian import pid_lagrangian as pid_lagrangian
 from framework.losses.masking import discounted as discounted
 from framework.losses.meta import episode_times as episode_times
 from framework.losses.meta import inner_step as inner_step

@@ -174,6 +174,7 @@ class _Stack(_Images):
 
     kernels: Sequence[tuple[int, int, int]]
     usual_size: int  # of the last layer
+    normalizes = False  # Whether each layer is normalized before its ReLU.
 
     def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
         super().__init__(shape)
@@ -185,7 +186,7 @@ class _Stack(_Images):
         for filters, size, stride in kernels:
             convolution = nn.Conv2d(channels, filters, size, stride)
             orthogonal_(convolution, _RELU_GAIN)
-            layers += [convolution, nn.ReLU()]
+            layers += [convolution, *([_ChannelNorm(filters)] if self.normalizes else []), nn.ReLU()]
             channels = filters
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
         layers.append(nn.Flatten(1))
@@ -193,14 +194,28 @@ class _Stack(_Images):
         if hidden_size:
             linear = Linear(channels * height * width, hidden_size)
             orthogonal_(linear, _RELU_GAIN)
-            layers += [linear, nn.ReLU()]
+            norm = [LayerNorm(hidden_size)] if self.normalizes else []
+            layers += [linear, *norm, nn.ReLU()]
         self.layers = nn.Sequential(*layers)
+
+
+class _ChannelNorm(nn.LayerNorm):
+    """Normalizes the channels of each pixel of `[M, C, H, W]`."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images.movedim(1, -1)).movedim(-1, 1)
 
 
 class NatureConv(_Stack):
     """Mnih et al. (2015), with a last layer of 512; images smaller than 36 pixels get MinAtar's network."""
 
     kernels, usual_size = ((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512
+
+
+class NormalizedConv(NatureConv):
+    """`NatureConv` with layer normalization, as PQN has it (Gallici et al., 2024)."""
+
+    normalizes = True
 
 
 class ShallowConv(_Stack):
@@ -266,6 +281,7 @@ class _ResidualBlock(Module):
 # The values of the config field `torso`.
 CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | ResidualConv]] = {
     "nature": NatureConv,
+    "normalized": NormalizedConv,
     "shallow": ShallowConv,
     "data_efficient": DataEfficientConv,
     "deep": ResidualConv,

@@ -143,6 +143,7 @@ def test_an_action_that_is_repeated_stays_as_it_is():
     [
         ("tasks:Navigation2D", []),
         ("tasks:PointMaze", []),
+        ("tasks:WindingRoad", []),
         ("gymnasium:CartPole-v1", [functools.partial(environments.FrameStack, num_frames=2)]),
         ("gymnasium:CartPole-v1", [environments.ObservationActionReward]),
     ],

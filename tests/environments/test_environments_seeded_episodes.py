@@ -158,6 +158,7 @@ WAYS = {
     "fake": ("testing:Fake", {}),
     "navigation": ("tasks:Navigation2D", {"options": {"max_steps": 10}}),
     "maze": ("tasks:PointMaze", {"options": {"max_steps": 10}}),
+    "road": ("tasks:WindingRoad", {"options": {"max_steps": 10}}),
     "tensor": ("tensor:CartPole-v1", {}),
     "minatar": ("minatar:Freeway", {"options": {"max_steps": 20}}),
 }

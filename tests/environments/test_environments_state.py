@@ -53,6 +53,7 @@ _SUITES = {
     "toy text": ("gymnasium:FrozenLake-v1", {}),
     "navigation": ("tasks:Navigation2D", {"max_steps": 25}),
     "maze": ("tasks:PointMaze", {"max_steps": 25}),
+    "road": ("tasks:WindingRoad", {"max_steps": 25}),
     "tensor": ("tensor:CartPole-v1", {}),
     "memory": ("testing:Memory", {}),
     "hidden": ("testing:CartPoleWithoutVelocities", {}),

@@ -25,6 +25,7 @@ NUMBERS = dm_specs.BoundedArray((2,), np.float32, [-2, 0], [2, 1])
 SCALE, CENTRE = torch.tensor([2.0, 0.5]), torch.tensor([0.0, 0.5])  # of `NUMBERS`
 DISCRETE, CONTINUOUS = make_spec(VECTOR, CHOICE), make_spec(VECTOR, NUMBERS)
 IMAGES = make_spec(IMAGE, CHOICE)
+COSTS = make_spec(VECTOR, CHOICE, dict.fromkeys(("reward", "cost"), DISCRETE.rewards))
 ENVS = 5  # of a program of on-policy agents
 
 
@@ -78,7 +79,7 @@ def transitions(spec: Any = DISCRETE, seed: int = 0, size: int = 16) -> ReplaySa
     """Items that were drawn with unequal probabilities."""
     random = np.random.default_rng(seed)
     observation, action = _observe(spec, random, size), draw_action(spec.actions, random, size)
-    reward = (3 * random.normal(size=size)).astype(np.float32)
+    reward = _normal(random, size)
     discount = (random.random(size) < 0.8).astype(np.float32)
     data = Transition(observation, action, reward, discount, _observe(spec, random, size))
     return ReplaySample(_info(random, size), data)
@@ -111,7 +112,7 @@ def unrolls(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
         observation = _observe(spec, random, envs)
         action, extras, state = policy.step(observation, state)
         if t >= 0:
-            reward = (3 * random.normal(size=envs)).astype(np.float32)
+            reward = tree.map_structure(lambda _: _normal(random, envs), spec.rewards)
             rows.append(Step(observation, action, reward, discount[:, t], start[:, t], extras, mask[:, t]))
     data = tree.map_structure(lambda *leaves: np.stack(leaves, 1), *rows)
     if "state" in data.extras:  # Replay keeps that of the first row only.
@@ -157,6 +158,10 @@ def project(probabilities: Any, reward: float, discount: float, atoms: Any) -> l
         for i, other in enumerate(atoms):
             result[i] += probability * max(0.0, 1.0 - abs(value - other) / width)
     return result
+
+
+def _normal(random: Any, size: int) -> np.ndarray:
+    return (3 * random.normal(size=size)).astype(np.float32)
 
 
 def _observe(spec: Any, random: Any, *leading: int) -> Any:

@@ -1,6 +1,6 @@
 """Small agents of every kind that learns by gradient descent, with the specs that they learn from."""
 
-from agent_batches import CONTINUOUS, DISCRETE
+from agent_batches import CONTINUOUS, COSTS, DISCRETE
 
 from agents.a2c import A2C, A2CConfig
 from agents.appo import APPO, APPOConfig
@@ -13,6 +13,8 @@ from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.mpo import MPO, MPOConfig
 from agents.ppo import PPO, PPOConfig
+from agents.ppo_lagrangian import PPOLagrangian, PPOLagrangianConfig
+from agents.pqn import PQN, PQNConfig
 from agents.qr_dqn import QRDQN, QRDQNConfig
 from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
@@ -25,6 +27,7 @@ from agents.tqc import TQC, TQCConfig
 ITEMS = {"hidden_sizes": (8, 8), "batch_size": 16}
 SEQUENCES = {"unroll_length": 6, "burn_in": 3, "period": 3, "batch_size": 4, "lstm_size": 6}
 UNROLLS = {"hidden_sizes": (8,), "batch_size": 4, "unroll_length": 6}
+MINIBATCHES = {"hidden_sizes": (8, 8), "unroll_length": 6, "epochs": 2, "minibatch_size": 8}
 RATES = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "embedding_learning_rate": 1e-2}
 # Targets that move at each step show in three steps what they change.
 OFTEN = {"target_update_period": 1, "target_update_rate": 0.1}
@@ -41,7 +44,9 @@ SMALL = {
     "impala": IMPALA(IMPALAConfig(**UNROLLS)),
     "iqn": IQN(IQNConfig(**ITEMS, num_policy_quantiles=4)),
     "mpo": MPO(MPOConfig(**ITEMS, n_step=1)),
-    "ppo": PPO(PPOConfig(hidden_sizes=(8, 8), unroll_length=6, epochs=2, minibatch_size=8)),
+    "ppo": PPO(PPOConfig(**MINIBATCHES)),
+    "ppo_lagrangian": PPOLagrangian(PPOLagrangianConfig(**MINIBATCHES)),
+    "pqn": PQN(PQNConfig(hidden_sizes=(8, 8), unroll_length=6, minibatch_size=8)),
     "qr_dqn": QRDQN(QRDQNConfig(**ITEMS)),
     "r2d2": R2D2(R2D2Config(**SEQUENCES, n_step=3, hidden_sizes=(8,), head_sizes=(8,))),
     "rainbow": Rainbow(RainbowConfig(**ITEMS)),
@@ -56,4 +61,6 @@ NUMBERS_ONLY = ("crossq", "d4pg", "ddpg", "mpo", "recurrent_td3", "td3", "td7", 
 
 def spec_of(name):
     """The spec of a small agent."""
+    if name == "ppo_lagrangian":
+        return COSTS
     return CONTINUOUS if name in (*NUMBERS_ONLY, "droq", "sac") else DISCRETE

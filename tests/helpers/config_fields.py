@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 import tree
-from agent_batches import CONTINUOUS, IMAGES, VECTOR, batch_of, flat, learn, make_learner, make_policy, played
+from agent_batches import IMAGES, NUMBERS, VECTOR, batch_of, flat, learn, make_learner, make_policy, played
 
 from framework import adders, environments, replay, specs
 from framework.environments.testing import FakeEnvironment
@@ -65,7 +65,7 @@ def acted(agent, spec):
 
 
 def acted_in_numbers(agent, spec):
-    return acted(agent, CONTINUOUS)
+    return acted(agent, spec._replace(actions=NUMBERS))
 
 
 def table(agent, spec):
@@ -94,7 +94,7 @@ def written(agent, spec):
     """Items of three envs: shapes, observations, rewards, and priorities."""
     sample, _, _ = played(agent, FakeEnvironment, spec=spec, episode_length=7)
     info, data = sample.info, sample.data
-    parts = data.reward, info.priority, *tree.flatten(data.observation)
+    parts = *tree.flatten(data.reward), info.priority, *tree.flatten(data.observation)
     return np.concatenate([np.ravel(part) for part in parts])
 
 
@@ -227,6 +227,12 @@ FIELDS = {
     **by(learned, needs={**DECAY, "learning_rate_end": 1.0, "entropy_coefficient": 0.7}, entropy_end=0.01),
     **by(learned, needs=PENALTY, initial_kl_coefficient=5.0),
     **by(learned, needs={"learning_rate": 0.01}, value_clip=0.001),
+    # Costs.
+    **by(learned, initial_multiplier=1.0),
+    **by(
+        learned, needs={"initial_multiplier": 9.0}, cost_limit=0.5, proportional_gain=3.0, integral_gain=2.0
+    ),
+    **by(learned, needs={"initial_multiplier": 9.0}, derivative_gain=1.0),
 }
 OF_SEQUENCES = {"n_step": (2, learned, {}), "reward_clip": (0.1, learned, {})}
 OF_DELAYED = {"target_update_period": (1, learned, {})}
@@ -253,6 +259,7 @@ WRONG = {
         (RATE, "entropy_coefficient priority_exponent epsilon_ladder initial_kl_coefficient clip_rho clip_c"),
         (RATE, "rmsprop_momentum smoothing_std exploration_std exploration_ladder demonstration_priority"),
         (RATE, "margin weight_decay"),
+        (RATE, "cost_limit initial_multiplier proportional_gain integral_gain derivative_gain"),
         ((0.0, NAN), "reward_clip max_gradient_norm huber_delta munchausen_temperature"),
         ((0, NAN), "munchausen_clip initial_noise samples_per_insert reward_scale"),
         ((0.0, INF), "temperature initial_temperature smoothing_clip value_clip target_kl initial_std"),
