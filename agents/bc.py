@@ -43,6 +43,8 @@ class BCConfig(OffPolicyConfig):
         super().__post_init__()
         check.at_least(self, 1, "hidden_sizes", "recurrent_size", "unroll_length")
         check.one_of(self, ("lstm", "gru"), "recurrent")
+        if self.recurrent is not None:
+            check.one_of(self, (0,), "hindsight_goals")  # Goals are replaced in transitions only.
 
 
 class RecurrentPolicy(PolicyNetwork):

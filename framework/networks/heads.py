@@ -226,6 +226,18 @@ class Critics(Module):
         values = torch.stack([head(each) for head, each in zip(self.heads, features, strict=True)])
         return values.squeeze(-1) if self._scalar else values
 
+    def slopes(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        """The gradient `[count, ..., D]` of each critic's value by the action `[..., D]`; it has one, too."""
+        features = [encoder(observation) for encoder in self.encoders]
+
+        def total(actions: torch.Tensor) -> torch.Tensor:  # Each critic has an action of its own.
+            inputs = [torch.cat(pair, -1) for pair in zip(features, actions.unbind(), strict=True)]
+            values = [head(each).sum() for head, each in zip(self.heads, inputs, strict=True)]
+            return torch.stack(values).sum()
+
+        found: torch.Tensor = torch.func.grad(total)(action.expand(len(self.heads), *action.shape))
+        return found
+
 
 class Actions:
     """Converts between the environment's actions and the sampled actions of the policy's distribution.
