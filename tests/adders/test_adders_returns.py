@@ -1,12 +1,14 @@
 """Running returns across unrolls, against those of baselines' `VecNormalize`, env by env."""
 
+from unittest import mock
+
 import dm_env
 import numpy as np
 import pytest
 import torch
 
 from agents.ppo import PPO, PPOConfig
-from framework import networks, replay
+from framework import adders, networks, replay
 from framework.environments.testing import FakeEnvironment
 from framework.specs import make_environment_spec
 
@@ -47,3 +49,18 @@ def test_the_scale_is_that_of_whole_episodes_whatever_the_unroll(unroll):
             )
     assert scale.returns.count == len(expected)
     assert scale.returns.std().item() == pytest.approx(np.std(expected), rel=1e-4)
+
+
+def test_several_rewards_have_a_running_return_each():
+    seen = []
+
+    class Kept(adders.ForkingAdder):
+        def add(self, action, next_timestep, extras=()):
+            seen.append(extras["running_return"])
+
+    adder, one = adders.RunningReturnAdder(Kept([mock.Mock()]), 0.5, {"a": 0, "b": 0}), np.ones(2, np.float32)
+    adder.add_first(dm_env.TimeStep(np.array([FIRST, FIRST]), None, None, one))
+    for kinds in ([MID, LAST], [MID, FIRST], [MID, MID]):
+        adder.add(one, dm_env.TimeStep(np.array(kinds), {"a": one, "b": 3 * one}, one, one), {})
+    assert [each["a"].tolist() for each in seen] == [[0, 0], [1, 1], [1.5, 0]]
+    assert [each["b"].tolist() for each in seen] == [[0, 0], [3, 3], [4.5, 0]]
