@@ -40,6 +40,7 @@ SUITES = {
     "dm_control": ("dm-control", "mujoco"),
     "minatar": ("minatar",),
     "minigrid": ("minigrid",),
+    "pettingzoo": ("pettingzoo", "mpe2"),
     "atari": ("ale-py",),
     "robotics": ("gymnasium-robotics", "mujoco"),
 }

@@ -47,6 +47,7 @@ class Row:
         return tuple(flag for module in named for flag in ("--allow", module))
 
 
+SPREAD = "pettingzoo:mpe.simple_spread_v3"
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 # Masks and tuples of actions: small networks and few steps.
 _SMALL = ("--num-actors", "2", "--envs-per-actor", "4", "--hidden-sizes", "32", "--learning-rate", "5e-3")
@@ -150,6 +151,15 @@ ROWS = {
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
+    "spread-mappo": Row("mappo", SPREAD, 250_000, -30),
+    # Independent PPO: a critic of each agent's own observation.
+    "spread-ppo": Row(
+        "mappo",
+        SPREAD,
+        250_000,
+        flags=("--no-joint-critic",),
+        exception="It stands beside MAPPO's row. One seed each.",
+    ),
     "acrobot-appo": Row("appo", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
