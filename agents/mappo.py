@@ -185,8 +185,9 @@ PRESETS: Mapping[str, Preset] = {
         agent={
             "unroll_length": 25,
             "epochs": 10,
-            "minibatch_size": None,
+            "minibatch_size": 800,
             "learning_rate": 7e-4,
+            "learning_rate_decay": 250_000,
             "entropy_coefficient": 0.01,
             "normalize_observations": True,
             "normalize_rewards": True,
@@ -194,8 +195,8 @@ PRESETS: Mapping[str, Preset] = {
         run={
             "num_actors": 1,
             "envs_per_actor": 32,
-            "max_env_steps": 1_000_000,
-            "evaluate_period": 50_000,
+            "max_env_steps": 250_000,
+            "evaluate_period": 25_000,
             "num_evaluation_episodes": 100,
             "learner_log_period": 10,
         },

@@ -42,6 +42,7 @@ SUITES = {
     "dm_control": ("dm-control", "mujoco"),
     "minatar": ("minatar",),
     "minigrid": ("minigrid",),
+    "pettingzoo": ("pettingzoo", "mpe2"),
     "atari": ("ale-py",),
     "robotics": ("gymnasium-robotics", "mujoco"),
 }
@@ -125,12 +126,14 @@ def record_of(directory: pathlib.Path, environment: str) -> dict[str, Any]:
 
 
 def returns_of(evaluation: dict[str, Any], row: Row) -> dict[str, float]:
-    """`return`, with several agents that of the worst of them, and `before`, where a gain is asked.
+    """`return`, with several agents that of the worst of them, `cost`, and `before`, where they are asked.
 
     A row with a metric has the mean of that as `return`.
     """
     mean = evaluation[f"mean_{row.metric}" if row.metric else "mean"]
     result = {"return": min(evaluation.get("agents", {"": mean}).values())}
+    if row.costs:
+        result["cost"] = evaluation["mean_episode_cost"]
     return result if row.gain is None else {**result, "before": evaluation["mean_return_before"]}
 
 
@@ -139,6 +142,8 @@ def asked_of(bounds: dict[str, Any]) -> str:
     floor, ceiling, gain = (bounds.get(name) for name in ("floor", "ceiling", "gain"))
     asked = f"≤ {ceiling:g}" if ceiling is not None else "" if floor is None else f"≥ {floor:g}"
     asked = f"{asked} {bounds['metric']}" if bounds.get("metric") else asked
+    if costs := bounds.get("costs"):
+        asked = f"{asked}, cost {costs[0]:g} to {costs[1]:g}"
     return asked if gain is None else f"{asked} and {gain:g} above the return before"
 
 
@@ -146,6 +151,8 @@ def meets(run: dict[str, Any], bounds: dict[str, Any]) -> bool:
     """Whether a run met what its row asks; not if it has no return, since it failed."""
     floor, ceiling, gain = (bounds.get(name) for name in ("floor", "ceiling", "gain"))
     if "return" not in run:
+        return False
+    if (costs := bounds.get("costs")) and not costs[0] <= run["cost"] <= costs[1]:
         return False
     if ceiling is not None:
         return bool(run["return"] <= ceiling)

@@ -20,6 +20,7 @@ class Row:
         for a control.
       ceiling: the return that no seed may pass; None beside None: the row stands beside another one.
       gain: by how much every seed's return must exceed the one before the policy adapted to a task.
+      costs: the least and the largest mean cost of an episode of every seed; empty where there are no costs.
       published: a number to hold it against, and after how many steps; empty where none is known. Those of
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
       metric: the metric of episodes that is held against these, such as `is_success`; empty: the return.
@@ -34,6 +35,7 @@ class Row:
     floor: float | None = None
     ceiling: float | None = None
     gain: float | None = None
+    costs: tuple[float, ...] = ()
     published: str = ""
     metric: str = ""
     flags: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class Row:
         return tuple(flag for module in named for flag in ("--allow", module))
 
 
+SPREAD = "pettingzoo:mpe.simple_spread_v3"
 HIDDEN_CARTPOLE = "testing:CartPoleWithoutVelocities"
 # Masks and tuples of actions: small networks and few steps.
 _SMALL = ("--num-actors", "2", "--envs-per-actor", "4", "--hidden-sizes", "32", "--learning-rate", "5e-3")
@@ -150,6 +153,15 @@ ROWS = {
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
+    "spread-mappo": Row("mappo", SPREAD, 250_000, -30),
+    # Independent PPO: a critic of each agent's own observation.
+    "spread-ppo": Row(
+        "mappo",
+        SPREAD,
+        250_000,
+        flags=("--no-joint-critic",),
+        exception="It stands beside MAPPO's row. One seed each.",
+    ),
     "acrobot-appo": Row("appo", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-ppo": Row("ppo", "gymnasium:Acrobot-v1", 200_000, -90, published="Zoo −73.5 at 1M"),
@@ -195,6 +207,9 @@ ROWS = {
         "ppo", "gymnasium:LunarLander-v3", 1_000_000, 200, published="Zoo 242.1 at 1M (v2)"
     ),
     "lunarlander-rainbow": Row("rainbow", "gymnasium:LunarLander-v3", 200_000, 150),
+    # The limit is 0.1 a step, in episodes of 100. The best policy with that cost returns 49.5, by dynamic
+    # programming with a fixed multiplier on a grid.
+    "road-ppo-lagrangian": Row("ppo_lagrangian", "tasks:WindingRoad", 100_000, 44.5, costs=(9.0, 11.0)),
     # BatchPPO's experiment.
     "halfcheetah-batch-ppo": Row("batch_ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 1900),
     "hopper-batch-ppo": Row("batch_ppo", "gymnasium:Hopper-v5", 1_000_000, 1850),

@@ -1,5 +1,7 @@
 """Returns before and after a step, against other formulations, env by env."""
 
+from unittest import mock
+
 import adder_steps
 import dm_env
 import numpy as np
@@ -124,3 +126,18 @@ def test_a_return_needs_one_reward_and_survives_a_long_episode():
     adder.add_first(dm_env.TimeStep(np.zeros(1, int), None, None, zeros))
     with pytest.raises(ValueError, match="expected one number for each env to have returns"):
         adder.add(zeros, dm_env.TimeStep(np.ones(1, int), {"a": zeros, "b": zeros}, zeros, zeros))
+
+
+def test_several_rewards_have_a_running_return_each():
+    seen = []
+
+    class Kept(adders.ForkingAdder):
+        def add(self, action, next_timestep, extras=()):
+            seen.append(extras["running_return"])
+
+    adder, one = adders.RunningReturnAdder(Kept([mock.Mock()]), 0.5, {"a": 0, "b": 0}), np.ones(2, np.float32)
+    adder.add_first(dm_env.TimeStep(np.array([FIRST, FIRST]), None, None, one))
+    for kinds in ([MID, LAST], [MID, FIRST], [MID, MID]):
+        adder.add(one, dm_env.TimeStep(np.array(kinds), {"a": one, "b": 3 * one}, one, one), {})
+    assert [each["a"].tolist() for each in seen] == [[0, 0], [1, 1], [1.5, 0]]
+    assert [each["b"].tolist() for each in seen] == [[0, 0], [3, 3], [4.5, 0]]

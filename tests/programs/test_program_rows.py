@@ -72,3 +72,9 @@ def test_metrics_that_only_some_episodes_have_are_means_of_those():
     with_metric = {**episode, "distance": np.array([2.0])}
     for ended in ([with_metric, episode], [episode, with_metric]):
         assert summarize(ended)["distance"] == 2.0
+
+
+def test_the_return_beside_a_cost_is_the_rewards():
+    returns = {"cost": np.array([1.0, 5.0]), "reward": np.array([2.0, 4.0])}
+    row = summarize([{"episode_return": returns, "episode_length": np.ones(2), "env": np.arange(2)}])
+    assert (row["episode_return"], row["episode_return_max"], row["episode_return/cost"]) == (3.0, 4.0, 3.0)
