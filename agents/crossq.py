@@ -81,8 +81,7 @@ class CrossQ(SAC):
         both = tree.map_structure(lambda *each: torch.cat(each), data.observation, data.next_observation)
         with batch_statistics(networks.critics):
             values = networks.critics(both, torch.cat([networks.actions.drawn(data), next_action]))
-        values, next_values = values.chunk(2, 1)
-        return values, next_values.detach()
+        return values.chunk(2, 1)
 
     def learning_policy(self, networks: SACNetworks, observation: Nest) -> SquashedGaussian:
         with batch_statistics(networks.policy):
