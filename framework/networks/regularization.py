@@ -69,7 +69,7 @@ class BatchRenorm(Module):
             scale = self.weight / std
             return torch.addcmul(self.bias - self.mean * scale, inputs, scale)
         rows = inputs.flatten(0, -2)
-        # With a momentum of 1, torch leaves the batch's statistics here. `var_mean` would take longer than it.
+        # With a momentum of 1, torch leaves the statistics of the batch here. `var_mean` would take longer.
         mean, variance = self.mean.clone(), self.variance.clone()
         normal = nn.functional.batch_norm(
             rows, mean, variance, training=True, momentum=1.0, eps=self._EPSILON
