@@ -20,7 +20,7 @@ from agents.td3 import MUJOCO_RUN, PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
 from framework import networks
 from framework.learners import LossContext
-from framework.networks import MakeBody, SquashedGaussian, batch_statistics
+from framework.networks import SquashedGaussian, batch_statistics
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
@@ -47,16 +47,11 @@ class CrossQConfig(SACConfig):
 class CrossQNetworks(SACNetworks):
     """The networks of SAC, with batch renormalization."""
 
+    batch_renorm = True
+
     def __init__(self, config: CrossQConfig, spec: EnvironmentSpec):
         networks.make_squashed_actions(spec.actions, "CrossQ")  # It refuses discrete actions.
         super().__init__(config, spec)
-
-    def make_bodies(self, config: SACConfig) -> tuple[MakeBody, MakeBody]:
-        options = {"layer_norm": config.layer_norm, "dropout": config.dropout}
-        return (
-            networks.make_body("mlp", batch_renorm=True),
-            networks.make_body("mlp", batch_renorm=True, **options),
-        )
 
 
 class CrossQ(SAC):
@@ -86,8 +81,7 @@ class CrossQ(SAC):
         both = tree.map_structure(lambda *each: torch.cat(each), data.observation, data.next_observation)
         with batch_statistics(networks.critics):
             values = networks.critics(both, torch.cat([networks.actions.drawn(data), next_action]))
-        values, next_values = values.chunk(2, 1)
-        return values, next_values.detach()
+        return values.chunk(2, 1)
 
     def learning_policy(self, networks: SACNetworks, observation: Nest) -> SquashedGaussian:
         with batch_statistics(networks.policy):

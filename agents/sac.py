@@ -11,10 +11,11 @@ result equals three optimizers'. Until learning begins, actions are uniformly ra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from dm_env import specs as dm_specs
@@ -25,14 +26,7 @@ from agents.td3 import FETCH_REACH, GOALS, GOALS_RUN, HALF_CHEETAH, MUJOCO_RUN, 
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
-from framework.networks import (
-    PolicyNetwork,
-    SquashedGaussian,
-    dropout,
-    frozen,
-    legal_actions,
-    random_actions,
-)
+from framework.networks import PolicyNetwork, SquashedGaussian, dropout, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
 from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
@@ -102,7 +96,10 @@ class SACNetworks(nn.Module):
     Attributes:
       target_entropy: the entropy, in nats, that the learned temperature maintains. The default for D real
         numbers in [-1, 1] is -D, as in the paper; for A discrete actions, half of the maximum log A.
+      batch_renorm: whether policy and critics have batch renormalization, as CrossQ's.
     """
+
+    batch_renorm: ClassVar[bool] = False
 
     def __init__(self, config: SACConfig, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
@@ -114,8 +111,9 @@ class SACNetworks(nn.Module):
                 spec.actions, "SAC, or one discrete action (--wrappers CombineActions makes one of several)"
             )
         )
-        body, critic_body = self.make_bodies(config)
-        self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head, body)
+        body = functools.partial(networks.make_body, config.network, batch_renorm=self.batch_renorm)
+        critic_body = body(layer_norm=config.layer_norm, dropout=config.dropout)
+        self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head, body())
         if self.actions.continuous:
             size, num_actions = self.actions.head_spec.shape[0], None
             entropy = -float(size)
@@ -128,11 +126,6 @@ class SACNetworks(nn.Module):
         )
         self.target_entropy = entropy if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config)
-
-    def make_bodies(self, config: SACConfig) -> tuple[networks.MakeBody, networks.MakeBody]:
-        """What makes the layers of the policy, and of each critic, between the encoder and the output."""
-        options = {"layer_norm": config.layer_norm, "dropout": config.dropout}
-        return networks.make_body(config.network), networks.make_body(config.network, **options)
 
 
 class SACPolicy(TorchPolicy):

@@ -69,9 +69,13 @@ class BatchRenorm(Module):
             scale = self.weight / std
             return torch.addcmul(self.bias - self.mean * scale, inputs, scale)
         rows = inputs.flatten(0, -2)
-        normal = nn.functional.batch_norm(rows, None, None, training=True, eps=self._EPSILON)
+        # With a momentum of 1, torch leaves the statistics of the batch here. `var_mean` would take longer.
+        mean, variance = self.mean.clone(), self.variance.clone()
+        normal = nn.functional.batch_norm(
+            rows, mean, variance, training=True, momentum=1.0, eps=self._EPSILON
+        )
         with torch.no_grad():
-            variance, mean = torch.var_mean(rows, 0, correction=0)
+            variance = variance * ((len(rows) - 1) / len(rows))  # It was the unbiased estimate.
             r, d = (variance + self._EPSILON).sqrt() / std, (mean - self.mean) / std
             is_warm, limit = self.batches >= self._warm_up, self._LARGEST_SCALE
             r = torch.where(is_warm, r.clamp(1.0 / limit, limit), torch.ones_like(r))

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from agent_batches import make_learner
 
 from agents.crossq import CrossQ
 from agents.d4pg import D4PG, D4PGConfig
 from agents.simba import SimBa as SimBaAgent
+from agents.simba import SimBaConfig
 from agents.td3 import TD3, TD3Config
 from agents.td7 import TD7, TD7Config
 from framework import networks, specs
@@ -53,6 +55,12 @@ def test_published_networks_have_their_sizes():
     # A batch renormalization of n inputs has 2 n parameters.
     assert count(crossq.critics) == 2 * (2 * 23 + 24 * 2048 + 2049 * 2048 + 4 * 2048 + 2049)
     assert count(crossq.policy) == 2 * 17 + 18 * 256 + 257 * 256 + 4 * 256 + 257 * 12
+
+
+def test_all_parameters_of_simba_decay():
+    agent = SimBaAgent(SimBaConfig(hidden_sizes=(8,), critic_hidden_sizes=(8,), weight_decay=0.5))
+    groups = make_learner(agent, WALKER).optimizer.param_groups
+    assert [(group["weight_decay"], group["decoupled_weight_decay"]) for group in groups] == [(0.5, True)] * 3
 
 
 @pytest.mark.parametrize(("agent", "config"), [(TD3, TD3Config), (D4PG, D4PGConfig), (TD7, TD7Config)])
