@@ -219,14 +219,14 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     # Fields with the names of other settings have no flags.
     own = getattr(agent, "config", None)
     own = own if folder.agent_config and not _hidden(own) else NoConfig()
-    options = TrainOptions(None, environment, folder.engine, folder.restarts)
+    options = TrainOptions(None, environment, engine=folder.engine, restarts=folder.restarts)
     options, config, agent_config, given = parse_groups(
         (options, folder.config, own, ResumeOptions(early.resume)),
         arguments,
         prog="repertory train",
         description="Resumes a run with its settings except limits, devices, step_mode, engine and restarts.",
     )
-    fixed = {"config": None, "environment": environment, "directory": folder.config.directory}
+    fixed = {"config": None, "environment": environment, "preset": None, "directory": folder.config.directory}
     for flag, value in fixed.items():
         if (got := getattr(config if flag == "directory" else options, flag)) != value:
             raise UsageError(
