@@ -111,10 +111,11 @@ def parse_new(
     environment = early.environment or given.pop("environment", None)
     if environment is None and dataset is None:
         environment = default_environment(entry)
-    if early.preset is not None and early.preset not in (known := presets_of(entry.load())):
+    preset, line = find_preset(entry.load(), early.preset or environment)
+    if early.preset is not None and line:
+        known = presets_of(entry.load())
         near = config_checks.nearest(early.preset, known)
         raise UsageError(f"--preset: got {early.preset!r}, expected one of {', '.join(known)}.{near}")
-    preset, _ = find_preset(entry.load(), early.preset or environment)
     run_settings = {**DEFAULTS, **preset.run}
     if dataset is not None:
         run_settings |= {**OF_DATASETS, **({"evaluate_period": None} if environment is None else {})}
