@@ -323,7 +323,7 @@ PRESETS: Mapping[str, Preset] = {
             },
             CONTROL_RUN,
             "Haarnoja et al. (2018b), table 1",
-            {"Haarnoja et al. (2018b), rail-berkeley/softlearning": "min_replay_size"},
+            {"Achiam (2018), Spinning Up": "min_replay_size"},
         ),
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _example(pattern: str) -> str:
+    """A name that a preset's pattern matches: the first of `{ONE,OTHER}`, version 5, any NAME."""
+    return re.sub(r"\{([^,]*).*\}", r"\1", pattern).replace("-v*", "-v5").replace("*", "NAME")
+
+
 def text() -> str:
     """Returns the output of `repertory list`."""
     width = max(map(len, agent_names()), default=0)
@@ -39,9 +45,7 @@ def text() -> str:
     for name, agent in found.items():
         bases = ", ".join(names[base] for base in getattr(agent, "__mro__", ())[1:] if base in names)
         agents.append(f"  {name:<{width}}  {find_agent(name).summary()}{bases and f' (on {bases})'}")
-        presets += [
-            f"  repertory train {name} --environment {of.replace('*', 'NAME')}" for of in presets_of(agent)
-        ]
+        presets += [f"  repertory train {name} --environment {_example(of)}" for of in presets_of(agent)]
     environments = ["environments"]
     for name, suite in suites.SUITES.items():
         environments.append(f"  {name}:NAME  such as {name}:{suite.example}{_lacks(name)}")

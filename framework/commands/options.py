@@ -40,7 +40,7 @@ class TrainOptions:
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     # `repertory list` shows examples of all suites.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
-    # A preset of the agent to begin with in place of the environment's, such as 'atari:*', the suite's.
+    # Environment, or pattern such as 'atari:*', whose preset to begin with in place of the environment's own.
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"

@@ -111,10 +111,11 @@ def parse_new(
     environment = early.environment or given.pop("environment", None)
     if environment is None and dataset is None:
         environment = default_environment(entry)
-    if early.preset is not None and early.preset not in (known := presets_of(entry.load())):
+    preset, line = find_preset(entry.load(), early.preset or environment)
+    if early.preset is not None and line:
+        known = presets_of(entry.load())
         near = config_checks.nearest(early.preset, known)
         raise UsageError(f"--preset: got {early.preset!r}, expected one of {', '.join(known)}.{near}")
-    preset, _ = find_preset(entry.load(), early.preset or environment)
     run_settings = {**DEFAULTS, **preset.run}
     if dataset is not None:
         run_settings |= {**OF_DATASETS, **({"evaluate_period": None} if environment is None else {})}
@@ -219,14 +220,14 @@ def resume(arguments: Sequence[str], name: str | None = None) -> int:
     # Fields with the names of other settings have no flags.
     own = getattr(agent, "config", None)
     own = own if folder.agent_config and not _hidden(own) else NoConfig()
-    options = TrainOptions(None, environment, folder.engine, folder.restarts)
+    options = TrainOptions(None, environment, engine=folder.engine, restarts=folder.restarts)
     options, config, agent_config, given = parse_groups(
         (options, folder.config, own, ResumeOptions(early.resume)),
         arguments,
         prog="repertory train",
         description="Resumes a run with its settings except limits, devices, step_mode, engine and restarts.",
     )
-    fixed = {"config": None, "environment": environment, "directory": folder.config.directory}
+    fixed = {"config": None, "environment": environment, "preset": None, "directory": folder.config.directory}
     for flag, value in fixed.items():
         if (got := getattr(config if flag == "directory" else options, flag)) != value:
             raise UsageError(

@@ -66,8 +66,11 @@ def test_a_run_may_begin_with_another_preset():
     _, options, run, config = train.parse_new("rainbow", flags)
     assert options.environment == "atari:Pong" and run.max_env_steps == of_suite.run["max_env_steps"]
     assert config.torso_size == of_suite.agent["torso_size"] == 0 and config.n_step == 7
+    flags = ["--environment=gymnasium:HalfCheetah-v5", "--preset=gymnasium:Ant-v5"]
+    _, _, run, _ = train.parse_new("sac", flags)
+    assert run.max_env_steps == 1_000_000
     with pytest.raises(CommandError, match="--preset: got 'atari', expected one of gymnasium:CartPole-v1, "):
-        train.parse_new("rainbow", [*flags[:3], "atari"])
+        train.parse_new("rainbow", ["--preset", "atari"])
 
 
 def test_an_agent_without_presets_has_none():

@@ -212,6 +212,7 @@ def test_launchpad_that_is_missing(repertory, tmp_path):
 
 def test_list_says_what_is_missing(repertory, monkeypatch):
     agents = {"dqn": "agents.dqn:DQN", "c51": "agents.c51:C51", "own": "not_there:Own"}
+    agents["td7"] = "agents.td7:TD7"
     monkeypatch.setattr(registry, "_entry_points", lambda: agents)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ale_py" else name)
     code, out, _ = repertory("list")
@@ -222,6 +223,8 @@ def test_list_says_what_is_missing(repertory, monkeypatch):
         "[atari]",
         "Deep Q-learning",
         " (on dqn)",
+        "train dqn --environment atari:NAME\n",
+        "train td7 --environment gymnasium:Ant-v5\n",
     ):
         assert text in out
     assert "repertory[ray]" not in out
