@@ -37,6 +37,7 @@ class Task:
       steps: env steps after which a run ends at the latest.
       replay: env steps that the replay holds, so that a data set of it has 20 MB at most.
       period: env steps between two evaluations, which may end the run.
+      flags: further flags of the run.
     """
 
     agent: str
@@ -46,6 +47,7 @@ class Task:
     steps: int
     replay: int
     period: int
+    flags: tuple[str, ...] = ()
 
     @property
     def medium(self) -> float:
@@ -60,7 +62,11 @@ TASKS = {
     "cartpole": Task("dqn", "gymnasium:CartPole-v1", 22, 500, 50_000, 50_000, 500),
     "halfcheetah": Task("sac", "gymnasium:HalfCheetah-v5", -280, 12_135, 1_000_000, 100_000, 5_000),
     "hopper": Task("sac", "gymnasium:Hopper-v5", -20, 3_234, 1_000_000, 150_000, 5_000),
-    "pendulum": Task("sac", "gymnasium:Pendulum-v1", -1_230, -150, 20_000, 20_000, 500),
+    # A learner step for every 8 env steps. With one for each, the replay has 2,600 steps at medium.
+    "pendulum": Task(
+        *("sac", "gymnasium:Pendulum-v1", -1_230, -150, 50_000, 50_000, 500),
+        flags=("--samples-per-insert", "16"),
+    ),
 }
 # By kind, whose run it is of, and what is recorded.
 KINDS = {
@@ -91,7 +97,7 @@ def make(name: str, folder: pathlib.Path, seed: int = 1) -> pathlib.Path:
         flags = ("--environment", task.environment, "--engine", "serial", "--seed", seed)
         limits = ("--max-env-steps", task.steps, "--target-return", round(getattr(task, goal), 1))
         replay = ("--n-step", 1, "--max-replay-size", task.replay, "--evaluate-period", task.period)
-        repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay)))
+        repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay, *task.flags)))
     noise = () if policy == "replay" else ("--noise", 0.1)
     repertory("record", run, "--policy", policy, *noise, "--seed", seed, "--compress", "--output", path)
     return path
