@@ -9,8 +9,9 @@ For a task of TASKS and a kind of KINDS, a run on the serial engine with one tor
     medium          the same, with `medium`, which is 42 of 100 points between `random` and `expert`
     mixed           the run of `expert`: its best policy, its last one and random actions, in turns
     medium-replay   the run of `medium`: what its actors did, as its replay has it at the end
+    full-replay     the run of `expert`: the same
 
-100 episodes each, but for the replay, in compressed files. Where a policy plays, one action in ten is random,
+100 episodes each, but for replays, in compressed files. Where a policy plays, one action in ten is random,
 as policies that are deterministic leave nothing to choose from. So a data set's mean return is below that of
 its policy.
 """
@@ -71,6 +72,7 @@ TASKS = {
 # By kind, whose run it is of, and what is recorded.
 KINDS = {
     "expert": ("expert", "best"),
+    "full-replay": ("expert", "replay"),
     "medium": ("medium", "best"),
     "medium-replay": ("medium", "replay"),
     "mixed": ("expert", "mixed"),
