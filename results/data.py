@@ -9,8 +9,9 @@ For a task of TASKS and a kind of KINDS, a run on the serial engine with one tor
     medium          the same, with `medium`, which is 42 of 100 points between `random` and `expert`
     mixed           the run of `expert`: its best policy, its last one and random actions, in turns
     medium-replay   the run of `medium`: what its actors did, as its replay has it at the end
+    full-replay     the run of `expert`: the same
 
-100 episodes each, but for the replay, in compressed files. Where a policy plays, one action in ten is random,
+100 episodes each, but for replays, in compressed files. Where a policy plays, one action in ten is random,
 as policies that are deterministic leave nothing to choose from. So a data set's mean return is below that of
 its policy.
 """
@@ -37,6 +38,7 @@ class Task:
       steps: env steps after which a run ends at the latest.
       replay: env steps that the replay holds, so that a data set of it has 20 MB at most.
       period: env steps between two evaluations, which may end the run.
+      flags: further flags of the run.
     """
 
     agent: str
@@ -46,6 +48,7 @@ class Task:
     steps: int
     replay: int
     period: int
+    flags: tuple[str, ...] = ()
 
     @property
     def medium(self) -> float:
@@ -60,11 +63,16 @@ TASKS = {
     "cartpole": Task("dqn", "gymnasium:CartPole-v1", 22, 500, 50_000, 50_000, 500),
     "halfcheetah": Task("sac", "gymnasium:HalfCheetah-v5", -280, 12_135, 1_000_000, 100_000, 5_000),
     "hopper": Task("sac", "gymnasium:Hopper-v5", -20, 3_234, 1_000_000, 150_000, 5_000),
-    "pendulum": Task("sac", "gymnasium:Pendulum-v1", -1_230, -150, 20_000, 20_000, 500),
+    # A learner step for every 8 env steps. With one for each, the replay has 2,600 steps at medium.
+    "pendulum": Task(
+        *("sac", "gymnasium:Pendulum-v1", -1_230, -150, 50_000, 50_000, 500),
+        flags=("--samples-per-insert", "16"),
+    ),
 }
 # By kind, whose run it is of, and what is recorded.
 KINDS = {
     "expert": ("expert", "best"),
+    "full-replay": ("expert", "replay"),
     "medium": ("medium", "best"),
     "medium-replay": ("medium", "replay"),
     "mixed": ("expert", "mixed"),
@@ -91,7 +99,7 @@ def make(name: str, folder: pathlib.Path, seed: int = 1) -> pathlib.Path:
         flags = ("--environment", task.environment, "--engine", "serial", "--seed", seed)
         limits = ("--max-env-steps", task.steps, "--target-return", round(getattr(task, goal), 1))
         replay = ("--n-step", 1, "--max-replay-size", task.replay, "--evaluate-period", task.period)
-        repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay)))
+        repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay, *task.flags)))
     noise = () if policy == "replay" else ("--noise", 0.1)
     repertory("record", run, "--policy", policy, *noise, "--seed", seed, "--compress", "--output", path)
     return path

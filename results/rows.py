@@ -130,6 +130,7 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "td3": (*_REPLAYED, *_NUMBERS),
     "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
 }
+_POOR = "The data have 16,512 steps, a mean of -1,299.5, and no episode above -564.5."
 # Agents that have no name of their own, by the name in their rows.
 PLANS = {f"flow_{name.lower()}": f"examples.flows:{name}Plan" for name in ("DQN", "IMPALA", "PPO")}
 ROWS = {
@@ -183,18 +184,16 @@ ROWS = {
     "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
     # Learner steps on data.
-    "cartpole-mixed-bc": Row(
-        *("bc", "gymnasium:CartPole-v1", 20_000),
-        dataset="cartpole-mixed",
-        exception="It stands beside the others, and does what the data does.",
-    ),
+    "cartpole-mixed-bc": Row("bc", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
     "cartpole-mixed-cql": Row("cql", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
     "cartpole-mixed-iql": Row("iql", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
     **{
         f"pendulum-medium-replay-{agent.replace('_', '-')}": Row(
-            agent, "gymnasium:Pendulum-v1", 20_000, -200, dataset="pendulum-medium-replay"
+            *(agent, "gymnasium:Pendulum-v1", 20_000, -200),
+            dataset="pendulum-medium-replay",
+            exception=exception,
         )
-        for agent in ("cql", "iql", "rebrac", "td3_bc")
+        for agent, exception in (("cql", ""), ("iql", _POOR), ("rebrac", ""), ("td3_bc", _POOR))
     },
     "lunarlander-dqn": Row(
         "dqn",
