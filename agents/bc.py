@@ -151,6 +151,7 @@ class BC(OffPolicyAgent):
             period=config.unroll_length,
             priority_fns={self.items_table: priority_fn},
             max_in_flight_items=config.insert_burst,
+            observation_spec=spec.observations,
         )
 
     def loss(self, networks: BCNetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
@@ -158,6 +159,7 @@ class BC(OffPolicyAgent):
         data, mask, count = batch.data, None, None
         if self.config.recurrent is not None:
             mask, count = data.mask, data.mask.sum()
+            data = data._replace(observation=adders.restacked(data.observation, mask.shape[1]))
         chosen, actions = networks.policy(data.observation), networks.actions.drawn(data)
         if networks.actions.continuous:
             loss = losses.masked_mean((chosen - actions).square().mean(-1), mask)

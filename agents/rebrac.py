@@ -77,6 +77,7 @@ class ReBRAC(TD3):
             period=1,
             priority_fns={self.items_table: priority_fn},
             max_in_flight_items=self.config.insert_burst,
+            observation_spec=spec.observations,
         )
 
     def loss(self, networks: TD3Networks, batch: ReplaySample, context: LossContext) -> LossOutput:
@@ -87,7 +88,8 @@ class ReBRAC(TD3):
         policy   actor_penalty |pi(s) - a|^2 - min_i q_i(s, pi(s)) / mean |min_i q_i|
         ```
         """
-        config, rows = self.config, batch.data
+        config = self.config
+        rows = batch.data._replace(observation=adders.restacked(batch.data.observation, 2))
         first, after = (tree.map_structure(lambda leaf, t=t: leaf[:, t], rows) for t in (0, 1))
         actions, next_actions = networks.actions.drawn(rows).unbind(1)
         reward = first.reward.float()

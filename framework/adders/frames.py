@@ -53,6 +53,15 @@ class Frames:
         self.names = tuple(stacks)
         self.rows: np.ndarray = np.full((*shape, *set(stacks.values())), NO_ROW, np.int64)
         self._leased = np.zeros(0, np.int64)
+        self._padding: np.ndarray | None = None
+
+    def padding(self) -> int:
+        """The number of the row of a frame of zeros, which is what padding consists of."""
+        if self._padding is None:
+            columns = zip(self._field.names, self._field.arrays, strict=True)
+            zeros = {name: np.zeros((1, *a.shape[3:]), a.dtype) for name, a in columns if name in self.names}
+            self._padding = self._writer.append(FRAMES, zeros)
+        return int(self._padding[0])
 
     def append(self, history: int, end: int, step_types: np.ndarray) -> None:
         """Appends the new frames of the observations from time index `history` to `end`.
@@ -115,6 +124,9 @@ class Frames:
     def clear(self) -> None:
         """Releases all frames."""
         self.rows[:] = NO_ROW
+        padding, self._padding = self._padding, None
+        if padding is not None:
+            self._leased = np.concatenate([self._leased, padding])
         self.shift(0, 0)
 
 

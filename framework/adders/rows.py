@@ -223,7 +223,10 @@ class StepRows:
             block.release(FIRST_ROWS, first_rows)
             slices.update(dict.fromkeys(self._of_first_row, (FIRST_ROWS, first_rows, None)))
         if block.frames is not None:
-            frames = block.frames.rows.reshape(-1, block.frames.rows.shape[-1])[index].reshape(len(rows), -1)
+            frames = block.frames.rows.reshape(-1, block.frames.rows.shape[-1])[index]
+            if padded.any():
+                frames[padded] = block.frames.padding()
+            frames = frames.reshape(len(rows), -1)
             slices.update(dict.fromkeys(block.frames.names, (FRAMES, frames, None)))
         columns = [writer.slice(stream, name, *where) for name, (stream, *where) in slices.items()]
         starts = block.step_types.reshape(-1)[index] == FIRST
@@ -244,7 +247,9 @@ class StepRows:
 
     def _padding_row(self, block: Block) -> int:
         if self._padding is None:
-            columns = {name: value[None] for name, value in self._padding_values(block).items()}
+            frames = () if block.frames is None else block.frames.names
+            values = self._padding_values(block).items()
+            columns = {name: value[None] for name, value in values if name not in frames}
             self._padding = block.writer.append(STEPS, columns)
         return int(self._padding[0])
 

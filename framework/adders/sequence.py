@@ -83,7 +83,7 @@ class SequenceAdder(BlockAdder):
           max_delay: seconds; see `BlockAdder`.
           observation_spec: nest of the specs of one env's observations. Each frame of a leaf with a spec of
             `specs.frame_stack` is stored once, instead of k times. In an item, such a leaf is `[L * k, ...]`,
-            the k frames of each of the L rows; `restacked` makes `[L, k, ...]` of it. Only with CONTINUE.
+            the k frames of each of the L rows; `restacked` makes `[L, k, ...]` of it. Not with TRUNCATE.
             None stores observations as they are.
           priorities_see_observations: whether the items that `priority_fns` get have observations. Without
             them these are None, and copies of images are saved.
@@ -99,7 +99,7 @@ class SequenceAdder(BlockAdder):
         ragged = at_end is EndOfEpisodeBehavior.TRUNCATE  # including items of full length
         rows = StepRows(length, extras_of_first_row, ragged=ragged, continues=continues)
         stacks: dict[str, int] = {}  # the number of frames of each column that is a stack
-        if observation_spec is not None and continues:
+        if observation_spec is not None and not ragged:
             for path, leaf in leaves(observation_spec):
                 if (k := frame_stack(leaf)) is not None:
                     stacks[path_name("observation", path)] = k

@@ -120,9 +120,14 @@ def test_a_number_of_pictures_that_does_not_fit(frame_stack, shape):
 
 
 @settings(max_examples=40, deadline=None)
-@given(**EPISODES, length=st.integers(1, 6), period=st.integers(1, 6))
+@given(
+    **EPISODES,
+    length=st.integers(1, 6),
+    period=st.integers(1, 6),
+    at_end=st.sampled_from(["continue", "zero_pad", "write"]),
+)
 def test_sequences_are_those_of_an_adder_that_stores_whole_stacks(
-    envs, time, length, period, k, fill, flush, with_priorities, seed
+    envs, time, length, period, at_end, k, fill, flush, with_priorities, seed
 ):
     kinds, observations = episodes(envs, time, k, fill, seed)
     for t, observation in enumerate(observations):
@@ -132,7 +137,7 @@ def test_sequences_are_those_of_an_adder_that_stores_whole_stacks(
 
     def make(observation_spec):
         options = {"priority_fns": fns, "observation_spec": observation_spec}
-        return lambda client: adders.SequenceAdder(client, length, min(period, length), "continue", **options)
+        return lambda client: adders.SequenceAdder(client, length, min(period, length), at_end, **options)
 
     found = [items(make(each), kinds, observations, flush, seed) for each in (None, spec)]
     for whole, pictures in zip(*found, strict=True):

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from agent_cases import SMALL
 
 from agents.bc import BC, BCConfig
 from agents.cql import CQL, CQLConfig
@@ -258,3 +259,25 @@ def test_recurrent_bc_acts_as_it_learns(spec, kind):
     acted, _, state = policy.act(rows.observation[:1], policy.initial_state(1))
     again, _, _ = policy.act(rows.observation[:1], state)
     assert len(acted) == 1 and (spec is DISCRETE or not torch.equal(acted, again))
+
+
+@pytest.mark.parametrize("name", ["rebrac", "bc"])
+def test_frames_of_stacks_are_stored_once_and_learned_from_alike(name):
+    frames = RNG.normal(size=(8, 3)).astype(np.float32)
+    arrays = (np.stack([frames[:-1], frames[1:]], 1), RNG.uniform(-2, 2, (6, 2)), RNG.normal(size=6))
+    episode = step_of(*(each.astype(np.float32) for each in arrays), np.ones(6, np.float32))
+    agent, found = SMALL[name], []
+    for kind in (specs.StackedArray, specs.Array):
+        spec = CONTINUOUS._replace(observations=kind((2, 3), np.float32))
+        client = replay.EmbeddedClient([replay.Table.queue(adders.REPLAY_TABLE, 100)], concurrent=False)
+        play([episode], lambda client=client, spec=spec: agent.make_adder(client, spec))
+        sample = client.sample_batch(adders.REPLAY_TABLE, client.server_info()["replay"].current_size)
+        torch.manual_seed(0)
+        networks = agent.make_networks(spec)
+        targets = {part: getattr(networks, part) for part in agent.target_names}
+        found.append(
+            agent.loss(networks, sample._replace(data=as_tensors(sample.data)), context(targets)).loss
+        )
+        shape = sample.data.observation.shape
+        assert len(shape) == (3 if kind is specs.StackedArray else 4)
+    assert torch.equal(*found)

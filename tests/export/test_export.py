@@ -67,7 +67,7 @@ def observations(spec, rows, seed=0):
 def run_of(tmp_path, agent, spec):
     """A fresh policy; normalizers have seen some observations."""
     run = fresh_runs.make(tmp_path / "run", agent, spec).path
-    policy = load_policy(run)
+    policy = load_policy(run, allow=("agent_cases",))  # RLPD names its data.
     if getattr(agent.config, "normalize_observations", False):
         seen = as_tensors(tree.map_structure(lambda leaf: 3 * leaf[None], observations(spec, 50)))
         policy.networks.normalizer.update(seen, torch.ones((1, 50), dtype=torch.bool))
