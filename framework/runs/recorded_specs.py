@@ -45,7 +45,7 @@ def restored(known: Any) -> specs.EnvironmentSpec | None:
     rewards, discounts = [dict.fromkeys(agents, leaf) if agents else leaf for leaf in usual]
     if "rewards" in known:
         rewards = _restored(known["rewards"], "reward")
-    return specs.EnvironmentSpec(*nests, rewards, discounts)
+    return specs.EnvironmentSpec(*nests, rewards=rewards, discounts=discounts)
 
 
 def whole(spec: specs.EnvironmentSpec) -> dict[str, Any]:
