@@ -38,14 +38,14 @@ def restored(known: Any) -> specs.EnvironmentSpec | None:
     if not isinstance(known, dict) or not isinstance(agents := known.get("agents"), list):
         return None
     try:
-        nests = [_restored(known[name], name[:-1]) for name in ("observations", "actions")]
+        observations, actions = [_restored(known[name], name[:-1]) for name in ("observations", "actions")]
     except (KeyError, TypeError, ValueError):
         return None
     usual = specs.Array((), np.float32, "reward"), specs.BoundedArray((), np.float32, 0.0, 1.0, "discount")
     rewards, discounts = [dict.fromkeys(agents, leaf) if agents else leaf for leaf in usual]
     if "rewards" in known:
         rewards = _restored(known["rewards"], "reward")
-    return specs.EnvironmentSpec(*nests, rewards=rewards, discounts=discounts)
+    return specs.EnvironmentSpec(observations, actions, rewards, discounts)
 
 
 def whole(spec: specs.EnvironmentSpec) -> dict[str, Any]:
