@@ -112,6 +112,11 @@ class PPOLagrangian(PPO):
             for value, old, target in zip(*parts, strict=True)
         )  # type: ignore[return-value]
 
+    def score(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """The best evaluation has the least cost beyond the limit, and then the largest return."""
+        excess = row["episode_cost"] / row["episode_length"] - self.config.cost_limit
+        return -max(0.0, excess), row["episode_return"]
+
     def play(self, loop: core.Loop, policy: core.Policy, num_episodes: int) -> dict[str, Any]:
         """Plays episodes; `episode_return` is the reward's, and `episode_cost` that of the cost."""
         played = loop.run_episodes(num_episodes)
