@@ -71,7 +71,7 @@ class PPOLagrangian(PPO):
         return self.custom_networks(spec, LagrangianNetworks, members)
 
     def rewards(  # type: ignore[override]
-        self, networks: LagrangianNetworks, data: Step, starts: Any, mask: Any, context: LossContext
+        self, networks: LagrangianNetworks, data: Step, context: LossContext, starts: Any, mask: Any
     ) -> torch.Tensor:
         """Rewards and costs, `[N, T + 1, 2]`. Adapts the multiplier to the mean cost of the batch."""
         config, add = self.config, context.total or (lambda tensor: tensor)
@@ -85,7 +85,7 @@ class PPOLagrangian(PPO):
         networks.last_cost.copy_(cost)
         before = data.extras.get(adders.RUNNING_RETURN, {REWARD: None, COST: None})
         pairs = (REWARD, networks.reward_scale), (COST, networks.cost_scale)
-        rest = starts, mask, context
+        rest = context, starts, mask
         return torch.stack(
             [self.scaled(scale, data.reward[name], before[name], *rest) for name, scale in pairs], -1
         )

@@ -16,12 +16,12 @@ import tree
 from agents.dqn import DQN, DQNConfig, DQNNetworks, DQNPolicy
 from framework import config_checks as check
 from framework import losses
-from framework.learners import LossContext, LossOutput, MinibatchLearner, Prepared
+from framework.learners import LossContext, LossOutput, Prepared
 from framework.networks import mask_values
 from framework.replay import ReplaySample
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, UnrollConfig
+from framework.torch_agents import MinibatchAgent, UnrollConfig
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
     target: torch.Tensor  # of the action's value
 
 
-class PQN(OnPolicyAgent):
+class PQN(MinibatchAgent):
     """Parallel Q-learning for one discrete action per env.
 
     ```python
@@ -86,10 +86,6 @@ class PQN(OnPolicyAgent):
 
     config: PQNConfig = PQNConfig()
     takes_action_masks = True
-
-    def optimizer_steps(self, env_steps: int) -> float:
-        rows = self.config.minibatch_size or self.unroll_length * self.items_per_step
-        return env_steps / rows * self.config.epochs
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
         return self.custom_networks(
@@ -102,11 +98,6 @@ class PQN(OnPolicyAgent):
     def make_optimizer(self, networks: DQNNetworks) -> torch.optim.Optimizer:
         config = self.config
         return torch.optim.RAdam(networks.parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
-
-    def make_learner(self, networks: DQNNetworks, spec: EnvironmentSpec) -> MinibatchLearner:
-        config = self.config
-        sizes: dict[str, Any] = {"epochs": config.epochs, "minibatch_size": config.minibatch_size}
-        return MinibatchLearner(networks, self.prepare, self.loss, **sizes, **self.learner_settings(networks))
 
     def prepare(self, networks: DQNNetworks, batch: ReplaySample, context: LossContext) -> Prepared:
         """The targets of unrolls `[N, T + 1]`, whose last row is for bootstrapping."""
