@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import tree
@@ -140,6 +140,10 @@ class MAPPO(PPO):
 
     def describe_inputs(self, spec: EnvironmentSpec) -> list[str]:
         return super().describe_inputs(self.group(spec).spec)
+
+    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
+        """Raises ValueError: a session has one agent."""
+        raise ValueError("session: got MAPPO, which acts for a team, expected an agent. Make a program.")
 
     def make_networks(self, spec: EnvironmentSpec) -> Any:
         group = self.group(spec)
