@@ -122,5 +122,5 @@ def test_what_a_team_cannot_have_is_refused(field, value):
 
 
 def test_a_session_has_no_team():
-    with pytest.raises(ValueError, match="^session: got MAPPO, which acts for a team"):
+    with pytest.raises(ValueError, match=r"^session: got MAPPO, which acts for a team"):
         MAPPO().session(environments.make(CARTPOLE, num_envs=1).spec)
