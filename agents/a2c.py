@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
+from framework import config_checks as check
 from framework import losses
 from framework.flow import Flow, Node, Par
 from framework.learners import LossContext, LossOutput
 from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
+from framework.runs.presets import ATARI_2015_RUN
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, OnPolicyAgent
 
@@ -26,6 +28,15 @@ class A2CConfig(ActorCriticConfig):
 
     unroll_length: int = 16  # Steps of an env in an unroll. More: less bias, and fewer learner steps.
     normalize_advantages: bool = False  # Scales advantages to mean 0 and variance 1 over a batch.
+    optimizer: str = "adam"  # "rmsprop" or "adam".
+    rmsprop_decay: float = 0.99  # Decay of RMSprop's mean of squared gradients. Higher remembers longer.
+    rmsprop_momentum: float = 0.0  # Share of the last update that is added to the next.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 0, "rmsprop_momentum")
+        check.fraction(self, "rmsprop_decay")
+        check.one_of(self, ("rmsprop", "adam"), "optimizer")
 
 
 class A2C(OnPolicyAgent):
@@ -57,7 +68,7 @@ class A2C(OnPolicyAgent):
         with torch.no_grad():
             discounts = config.discount * data.discount.float()
             advantages = losses.generalized_advantages(
-                data.reward.float(), discounts, values, mask, config.gae_lambda
+                self.rewards(data), discounts, values, mask, config.gae_lambda
             )
             targets = values + advantages
             if config.normalize_advantages:
@@ -94,5 +105,23 @@ PRESETS: Mapping[str, Preset] = {
             "max_gradient_norm": 5.0,
         },
         run={**_RUN, "envs_per_actor": 8, "max_env_steps": 200_000, "evaluate_period": 50_000},
+    ),
+    # The error of the values is the square, of which ours is the half; RMSprop's epsilon is in the root.
+    "atari:*": Preset(
+        agent={
+            "reward_clip": 1.0,
+            "unroll_length": 5,
+            "gae_lambda": 1.0,
+            "optimizer": "rmsprop",
+            "learning_rate": 7e-4,
+            "adam_epsilon": 1e-5**0.5,
+            "learning_rate_decay": 80_000_000,
+            "value_coefficient": 1.0,
+            "hidden_sizes": (),  # The convolutions have a layer of 512 after them.
+            "shared": True,
+        },
+        run={**ATARI_2015_RUN, **_RUN, "envs_per_actor": 8, "max_env_steps": 80_000_000},
+        source="Dhariwal et al. (2017), a2c of OpenAI Baselines",
+        sources={"Dhariwal et al. (2017), a2c of OpenAI Baselines": "num_actors envs_per_actor"},
     ),
 }

@@ -37,4 +37,5 @@ PRESETS: Mapping[str, Preset] = {
         run={**A2C_PRESETS["gymnasium:CartPole-v1"].run, "envs_per_actor": 8},
     ),
     "gymnasium:Acrobot-v1": A2C_PRESETS["gymnasium:Acrobot-v1"],
+    "atari:*": A2C_PRESETS["atari:*"],
 }

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.dqn import CARTPOLE, DQN, DQNConfig
+from agents.dqn import ATARI, CARTPOLE, DQN, MINATAR, MINATAR_RUN, YOUNG, DQNConfig
 from framework import config_checks as check
 from framework import core, losses
 from framework.adders import Adder
 from framework.flow import Flow, Node, Par, concurrent
 from framework.networks import as_tensors, redraw_noise
 from framework.programs import PlanLearner, Preset, RolloutWorker
+from framework.runs.presets import ATARI_2015_RUN, HERE
 from framework.types import Transition
 
 
@@ -87,5 +88,29 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent=CARTPOLE,
         run={"num_actors": 2, "envs_per_actor": 2, "max_env_steps": 50_000, "evaluate_period": 10_000},
+    ),
+    "minatar:*": Preset(MINATAR, {**MINATAR_RUN, "num_actors": 2, "envs_per_actor": 4}, sources=YOUNG),
+    # 19 learner steps of 512 for 12,500 new transitions. The paper's optimizer is RMSprop, with this rate.
+    "atari:*": Preset(
+        {
+            **ATARI,
+            "double": True,
+            "dueling": True,
+            "n_step": 3,
+            "batch_size": 512,
+            "samples_per_insert": 0.78,
+            "insert_burst": 1_024,
+            "min_replay_size": 50_000,
+            "max_replay_size": 2_000_000,
+            "max_gradient_norm": 40.0,
+            "target_update_period": 2_500,
+            "importance_sampling_annealing": 10**12,  # The exponent stays at 0.4.
+            "epsilon_start": 0.4,
+            "epsilon_end": 0.4,
+            "evaluation_epsilon": 0.0,
+        },
+        {**ATARI_2015_RUN, "num_actors": 2},
+        "Horgan et al. (2018), section 4.1 and appendix C",
+        {HERE: "insert_burst", "Hessel et al. (2018), table 1": "adam_epsilon"},
     ),
 }

@@ -24,7 +24,7 @@ from framework import adders, losses, replay
 from framework import config_checks as check
 from framework.learners import LossContext, LossOutput
 from framework.replay import ReplaySample
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_RUN, HERE, Preset
 from framework.specs import EnvironmentSpec
 
 
@@ -131,4 +131,19 @@ PRESETS: Mapping[str, Preset] = {
         run={**RUN, "max_env_steps": 200_000, "evaluate_period": 50_000},
     ),
     "atari:Pong": IMPALA_PRESETS["atari:Pong"],  # The preset is not tuned.
+    "atari:*": Preset(
+        agent={
+            "reward_clip": 1.0,
+            "unroll_length": 50,
+            "batch_size": 15,
+            "samples_per_insert": 2,
+            "target_update_period": 2,
+            "max_gradient_norm": 10.0,
+            "value_coefficient": 1.0,
+            "torso": "nature",
+        },
+        run={**ATARI_RUN, **RUN, "environment_options": {"sticky_actions": 0.0}, "num_actors": 2},
+        source="Liang et al. (2018), pong-appo.yaml of RLlib 2",
+        sources={HERE: "torso"},
+    ),
 }

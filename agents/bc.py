@@ -7,7 +7,7 @@ part of an episode, at whose first row the memory is empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, RecurrentCore
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest
@@ -42,6 +43,8 @@ class BCConfig(OffPolicyConfig):
         super().__post_init__()
         check.at_least(self, 1, "hidden_sizes", "recurrent_size", "unroll_length")
         check.one_of(self, ("lstm", "gru"), "recurrent")
+        if self.recurrent is not None:
+            check.one_of(self, (0,), "hindsight_goals")  # Goals are replaced in transitions only.
 
 
 class RecurrentPolicy(PolicyNetwork):
@@ -146,7 +149,7 @@ class BC(OffPolicyAgent):
             client,
             sequence_length=config.unroll_length,
             period=config.unroll_length,
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
+            priority_fns={self.items_table: priority_fn},
             max_in_flight_items=config.insert_burst,
         )
 
@@ -162,3 +165,8 @@ class BC(OffPolicyAgent):
         loss = losses.masked_mean(-chosen.log_prob(actions), mask)
         agrees = losses.masked_mean((chosen.mode() == actions).float(), mask)
         return LossOutput(loss, {"negative_log_likelihood": loss, "agreement": agrees}, None, count)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset({"batch_size": 128, "hidden_sizes": (64, 64), "learning_rate": 1e-3}),
+}

@@ -14,12 +14,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import CARTPOLE, CARTPOLE_RUN, DQN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.dqn import (
+    ATARI_2017,
+    CARTPOLE,
+    CARTPOLE_RUN,
+    DQN,
+    DQN_RUN,
+    MINATAR,
+    MINATAR_RUN,
+    OURS,
+    YOUNG,
+    DQNConfig,
+    DQNNetworks,
+    ItemLosses,
+)
 from framework import config_checks as check
 from framework import losses
 from framework.learners import LossContext
 from framework.networks import mask_values
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_2015_RUN, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
@@ -107,5 +120,17 @@ PRESETS: Mapping[str, Preset] = {
     # A good player hits a brick about every ten steps: a discounted return of 10.
     "minatar:Breakout": Preset(
         {**MINATAR, "v_min": 0.0, "v_max": 20.0, "hidden_sizes": (128,), "dueling": True}, MINATAR_RUN
+    ),
+    # A good player of Space Invaders hits an alien every four steps: a discounted return of 25.
+    "minatar:*": Preset(
+        {**MINATAR, "v_min": 0.0, "v_max": 50.0, "hidden_sizes": (128,), "dueling": True},
+        MINATAR_RUN,
+        sources=YOUNG,
+    ),
+    "atari:*": Preset(
+        {**ATARI_2017, "learning_rate": 2.5e-4},
+        {**ATARI_2015_RUN, **DQN_RUN},
+        "Bellemare et al. (2017), c51_icml.gin of Dopamine 2",
+        OURS,
     ),
 }

@@ -3,6 +3,9 @@
 SAC's losses on data, and a penalty on the critics' values of actions that the data does not have, so that the
 policy does not follow values that nothing has corrected. The penalty has a soft maximum over all actions. It
 is exact for one discrete action, and otherwise estimated from uniform actions and the policy's.
+
+With `calibrated` it is Cal-QL (Nakamoto et al., 2023): the penalty presses no value below the return of the
+data, so that an agent that goes on with actors does not begin by unlearning values that were too low.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import torch
 
 from agents.sac import SAC, SACConfig, SACNetworks
 from agents.td3 import PENDULUM, PENDULUM_RUN
+from framework import adders, losses, specs
 from framework import config_checks as check
-from framework import losses
+from framework.adders import PriorityFn
 from framework.learners import LossContext, LossOutput
 from framework.networks import SquashedGaussian, mask_values
 from framework.replay import ReplaySample
+from framework.replay.contracts import ReplayClient
 from framework.runs.presets import Preset
 from framework.types import Nest, Transition
 
@@ -33,12 +38,17 @@ class CQLConfig(SACConfig):
     conservative_weight: float = 5.0  # Weight of the penalty. More: nearer to the data's actions.
     # Continuous actions of each kind for the penalty: uniform, the policy's, and the policy's one step later.
     num_samples: int = 10
+    # Whether the penalty presses no value below the data's return (Cal-QL), for going on with actors.
+    calibrated: bool = False
+    random_start: bool = False  # Acts uniformly at random until learning begins, not with the first policy.
     hidden_sizes: tuple[int, ...] = (256, 256, 256)  # Hidden layers of the policy and of each critic.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 1, "num_samples")
         check.at_least(self, 0, "conservative_weight")
+        if self.calibrated:
+            check.one_of(self, (0,), "hindsight_goals")  # An item with another goal has no return.
 
 
 class CQL(SAC):
@@ -52,6 +62,22 @@ class CQL(SAC):
 
     config: CQLConfig = CQLConfig()
 
+    def make_adder(
+        self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
+    ) -> adders.Adder:
+        config = self.config
+        if not config.calibrated:
+            return super().make_adder(client, spec, priority_fn)
+        return adders.ReturnToGoAdder(
+            client,
+            config.n_step,
+            config.discount,
+            priority_fns={self.items_table: priority_fn},
+            max_in_flight_items=config.insert_burst,
+            frame_stack=specs.frame_stack(spec.observations),
+            reward_clip=config.reward_clip,
+        )
+
     def loss(self, networks: SACNetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """SAC's losses, and `conservative_weight` times the penalty, summed over the critics (equation 4)."""
         output = super().loss(networks, batch, context)
@@ -64,8 +90,9 @@ class CQL(SAC):
         """By how much each critic's soft maximum exceeds its value of the data's action, `[C, N]`."""
         taken, observation = networks.actions.drawn(data), data.observation
         if not networks.actions.continuous:
-            values = mask_values(networks.critics(observation), observation)
-            return losses.conservative_penalty(values, taken.expand(len(values), -1))
+            values = networks.critics(observation)
+            known = values.gather(-1, taken.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
+            return losses.conservative_penalty(mask_values(self.calibrated(values, data), observation), known)
         with torch.no_grad():
             drawn = [self._drawn(networks, each, context) for each in (observation, data.next_observation)]
             actions, log_densities = (list(each) for each in zip(*drawn, strict=True))
@@ -74,8 +101,18 @@ class CQL(SAC):
             size = actions[0].shape[-1]
             log_densities.append(torch.full_like(log_densities[0], -size * math.log(2.0)))
         values = networks.critics(observation, torch.cat(actions, 1))
+        if self.config.calibrated:  # In the authors' code, too, values of uniform actions are not.
+            own = 2 * self.config.num_samples
+            values = torch.cat([self.calibrated(values[..., :own], data), values[..., own:]], -1)
         known = networks.critics(observation, taken)
         return losses.sampled_conservative_penalty(values, torch.cat(log_densities, 1), known)
+
+    def calibrated(self, values: torch.Tensor, data: Transition) -> torch.Tensor:
+        """`values` `[C, N, S]`, or with `calibrated` the returns of the data where these are larger."""
+        if not self.config.calibrated:
+            return values
+        returns = self.config.reward_scale * data.extras[adders.RETURN_TO_GO]
+        return losses.calibrated_values(values, returns)
 
     def _drawn(
         self, networks: SACNetworks, observation: Nest, context: LossContext
@@ -88,6 +125,14 @@ class CQL(SAC):
 
 
 PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        {
+            "batch_size": 128,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+        }
+    ),
     # -149.9, greedy over 100 episodes, the best of 20,000 learner steps on data of -585.9, seed 1.
     "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
 }

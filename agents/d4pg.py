@@ -17,7 +17,7 @@ from torch import nn
 from agents.td3 import PENDULUM, PENDULUM_RUN, TD3, TD3Config, TD3Networks
 from framework import config_checks as check
 from framework import losses
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
 
@@ -112,6 +112,12 @@ DM_CONTROL_RUN = {
     "evaluate_period": 20_000,
     "num_evaluation_episodes": 4,
 }
+_ACME = {
+    "learning_rate": 3e-4,
+    "critic_learning_rate": 3e-4,
+    "exploration_std": 0.2,
+    "hidden_sizes": (256, 256, 256),
+}
 PRESETS: Mapping[str, Preset] = {
     # A step costs up to 16.3, and one of a policy that does not swing up about 6.
     "gymnasium:Pendulum-v1": Preset(
@@ -142,5 +148,11 @@ PRESETS: Mapping[str, Preset] = {
             },
             run=DM_CONTROL_RUN,
         ),
+    ),
+    "dm_control:*": Preset(_ACME, CONTROL_RUN, "Hoffman et al. (2020), run_d4pg.py of Acme"),
+    MUJOCO: Preset(
+        {**_ACME, "v_min": -1_000.0, "v_max": 1_000.0},
+        CONTROL_RUN,
+        "Hoffman et al. (2020), run_d4pg.py of Acme",
     ),
 }

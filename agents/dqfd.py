@@ -9,9 +9,9 @@ Demonstrations have a table of their own, which the learner fills once and from 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import adders, environments, losses, replay
 from framework import config_checks as check
 from framework.adders import PriorityFn
-from framework.datasets import DEMONSTRATIONS_TABLE, Dataset, Demonstrations, record, table_numbers
+from framework.datasets import DEMONSTRATIONS_TABLE, Dataset, record, table_numbers
 from framework.learners import LossContext, LossOutput
 from framework.networks import mask_values
 from framework.replay.contracts import ReplayClient
@@ -38,8 +38,6 @@ class DQfDConfig(DQNConfig):
     Exploration, priorities, the margin and the weights of the losses are the paper's.
     """
 
-    # A folder of episodes, or module:function that returns them; see framework.datasets.files.
-    demonstrations: str | None = None
     demonstration_fraction: float = 0.25  # Share of demonstrations in a batch. Larger shares imitate longer.
     # Added to the priority of a demonstration. Larger values draw demonstrations more evenly.
     demonstration_priority: float = 1.0
@@ -62,7 +60,6 @@ class DQfDConfig(DQNConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.between(self, 0, 1, "demonstration_fraction")
         check.at_least(self, 0, "demonstration_priority", "pretraining_steps", "margin", "margin_coefficient")
         check.at_least(self, 0, "n_step_coefficient", "l2_coefficient")
         check.one_of(self, (0,), "hindsight_goals")  # The goals of demonstrations are their own.
@@ -72,33 +69,28 @@ class DQfD(DQN):
     """Deep Q-learning from demonstrations and from what the actors do."""
 
     config: DQfDConfig = DQfDConfig()
-
-    @property
-    def demonstrations(self) -> Demonstrations:
-        add = functools.partial(self._adder, table=DEMONSTRATIONS_TABLE)
-        return Demonstrations(self.config.demonstrations, self.config.n_step, add)
-
-    def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
-        return [*super().make_tables(spec), self.demonstrations.make_table(spec, self.make_sampler())]
+    needs_demonstrations = True
 
     def make_adder(
         self, client: ReplayClient, spec: EnvironmentSpec, priority_fn: PriorityFn | None = None
     ) -> adders.Adder:
-        return self._adder(client, adders.REPLAY_TABLE, priority_fn, frame_stack(spec.observations))
+        return adders.NStepTransitionAdder(
+            client,
+            self.config.n_step,
+            self.config.discount,
+            priority_fns={self.items_table: priority_fn},
+            max_in_flight_items=self.config.insert_burst,
+            frame_stack=frame_stack(spec.observations),
+            one_step=True,
+            reward_clip=self.config.reward_clip,
+        )
 
-    def make_dataset(self, client: ReplayClient) -> Dataset:
+    def make_dataset(self, client: ReplayClient, **options: Any) -> Dataset:
         config = self.config
         table = client.server_info()[DEMONSTRATIONS_TABLE]
         # Both tables are saved with the run, and the number of samples.
         steps = table.rate_limiter_info.sample_stats.completed // config.batch_size
-        return self.demonstrations.make_dataset(
-            client,
-            config.demonstration_fraction,
-            config.batch_size // self.num_learners,
-            writes=self.rank == 0,  # The others make no step before this one does.
-            device=self.device,
-            only_first=max(0, config.pretraining_steps - steps),
-        )
+        return super().make_dataset(client, only_first=max(0, config.pretraining_steps - steps), **options)
 
     def item_losses(
         self, networks: DQNNetworks, target: nn.Module, data: Transition, context: LossContext | None = None
@@ -130,24 +122,6 @@ class DQfD(DQN):
         output = super().loss(networks, batch._replace(data=data), context)
         squares = torch.stack([parameter.square().sum() for parameter in networks.parameters()]).sum()
         return output._replace(loss=output.loss + self.config.l2_coefficient * squares)
-
-    def _adder(
-        self,
-        client: ReplayClient,
-        table: str,
-        priority_fn: PriorityFn | None = None,
-        stack: int | None = None,
-    ) -> adders.Adder:
-        return adders.NStepTransitionAdder(
-            client,
-            self.config.n_step,
-            self.config.discount,
-            priority_fns={table: priority_fn},
-            max_in_flight_items=self.config.insert_burst,
-            frame_stack=stack,
-            one_step=True,
-            reward_clip=self.config.reward_clip,
-        )
 
 
 def mountain_car(count: int = 5, seed: int = 0) -> Iterator[Step]:

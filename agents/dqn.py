@@ -24,7 +24,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay, specs
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_RUN, HERE, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -62,6 +62,9 @@ class DQNConfig(OffPolicyConfig):
 
     # Networks.
     torso: str = "nature"  # Image layers: nature, normalized (PQN's), deep, shallow, or data_efficient.
+    # Width of the dense layer after the convolutions. None: the torso's own, 512 of nature; 0: none, so that
+    # `hidden_sizes` follow them, as in the papers of dueling networks, Rainbow and IQN.
+    torso_size: int | None = None
     hidden_sizes: tuple[int, ...] = (128, 128)  # Hidden layers after the encoder.
     layer_norm: bool = True  # Normalizes hidden layers: more stable, about 20 % slower.
     dueling: bool = False  # A stream for the state's value, another for the actions' advantages.
@@ -71,7 +74,7 @@ class DQNConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.above(self, 0, "huber_delta", "munchausen_temperature", "munchausen_clip", "initial_noise")
-        check.at_least(self, 0, "priority_exponent", "epsilon_ladder")
+        check.at_least(self, 0, "priority_exponent", "epsilon_ladder", "torso_size")
         check.at_least(self, 1, "importance_sampling_annealing", "epsilon_decay", "hidden_sizes")
         check.fraction(self, "importance_sampling_exponent", "munchausen")
         check.one_of(self, networks.CONVOLUTIONS, "torso")
@@ -98,8 +101,9 @@ class DQNNetworks(nn.Module):
         self.actions = networks.Actions(spec.actions)
         body = config.hidden_sizes, config.dueling, config.layer_norm
         noise = config.initial_noise if config.noisy else 0.0
+        torso = config.torso, config.torso_size
         self.q_network = networks.QNetwork(
-            spec.observations, self.num_actions, *body, outputs_per_action, noise, config.torso
+            spec.observations, self.num_actions, *body, outputs_per_action, noise, *torso
         )
 
     def expected(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -254,6 +258,40 @@ MINATAR_RUN = {
     "evaluate_period": 50_000,
     "learner_log_period": 1_000,
 }
+# A learner step of 32 items for every 4 env steps.
+ATARI = {
+    "n_step": 1,
+    "reward_clip": 1.0,
+    "batch_size": 32,
+    "samples_per_insert": 8.0,
+    "insert_burst": 64,
+    "min_replay_size": 20_000,
+    "max_replay_size": 1_000_000,
+    "learning_rate": 6.25e-5,
+    "adam_epsilon": 1.5e-4,
+    "max_gradient_norm": None,
+    "double": False,
+    "target_update_rate": 1.0,
+    "target_update_period": 2_000,
+    "epsilon_end": 0.01,
+    "epsilon_decay": 250_000,
+    "evaluation_epsilon": 0.001,
+    "torso_size": 0,
+    "hidden_sizes": (512,),
+    "layer_norm": False,
+}
+# What changed in the agents of 2017 and 2018.
+ATARI_2017 = {
+    **ATARI,
+    "min_replay_size": 50_000,
+    "target_update_period": 2_500,
+    "epsilon_decay": 1_000_000,
+    "adam_epsilon": 3.125e-4,
+}
+# Parameters are as fresh as if each learner step had been published.
+DQN_RUN = {"update_period": 1, "publish_period": 4}
+OURS = {HERE: "insert_burst"}
+YOUNG = {"Young and Tian (2019)": "batch_size epsilon_decay min_replay_size"}
 PRESETS: Mapping[str, Preset] = {
     # 494.2 to 500 of 500, greedy over 100 episodes, at 50,000 steps on seeds 1 to 5.
     "gymnasium:CartPole-v1": Preset(
@@ -277,7 +315,8 @@ PRESETS: Mapping[str, Preset] = {
     "minatar:Freeway": Preset(
         MINATAR, {**MINATAR_RUN, "evaluate_period": 200_000, "num_evaluation_episodes": 8}
     ),
-    # The paper makes a learner step of 32 items for every 4 env steps.
+    "minatar:*": Preset(MINATAR, MINATAR_RUN, sources=YOUNG),
+    # Found for hours on a few cores. The paper, too, makes a learner step of 32 items for every 4 env steps.
     "atari:Pong": Preset(
         agent={
             "n_step": 3,
@@ -309,4 +348,5 @@ PRESETS: Mapping[str, Preset] = {
             "publish_period": 4,
         },
     ),
+    "atari:*": Preset(ATARI, {**ATARI_RUN, **DQN_RUN}, "Castro et al. (2018), dqn.gin of Dopamine 4", OURS),
 }

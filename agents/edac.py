@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from agents.sac import SAC, SACConfig, SACNetworks
 from agents.td3 import PENDULUM, PENDULUM_RUN
 from framework import config_checks as check
@@ -36,8 +34,6 @@ class EDACConfig(SACConfig):
         super().__post_init__()
         check.at_least(self, 2, "num_critics")
         check.at_least(self, 0, "diversity_weight")
-        # A compiled loss cannot have gradients within it.
-        check.one_of(self, ("eager",), "step_mode")
 
 
 class EDAC(SAC):
@@ -54,7 +50,8 @@ class EDAC(SAC):
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
         networks.make_squashed_actions(spec.actions, "EDAC")  # It refuses discrete actions.
-        return super().make_networks(spec)
+        members = ("actions", "policy", "critics.slopes", "temperature.log", "target_entropy")
+        return self.custom_networks(spec, SACNetworks, members)
 
     def loss(self, networks: SACNetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """SAC's losses, and half of `diversity_weight` times `losses.gradient_similarity`.
@@ -64,10 +61,8 @@ class EDAC(SAC):
         output = super().loss(networks, batch, context)
         if not self.config.diversity_weight:
             return output
-        actions = networks.actions.drawn(batch.data).requires_grad_()
-        values = networks.critics(batch.data.observation, actions)
-        gradients = [torch.autograd.grad(each.sum(), actions, create_graph=True)[0] for each in values]
-        similarity = losses.gradient_similarity(torch.stack(gradients)).mean()
+        gradients = networks.critics.slopes(batch.data.observation, networks.actions.drawn(batch.data))
+        similarity = losses.gradient_similarity(gradients).mean()
         loss = output.loss + 0.5 * self.config.diversity_weight * similarity
         return output._replace(loss=loss, metrics={**output.metrics, "gradient_similarity": similarity})
 

@@ -31,4 +31,5 @@ class IMPACT(APPO):
 PRESETS: Mapping[str, Preset] = {
     name: Preset({**preset.agent, "learning_rate": preset.agent["learning_rate"] / 2}, preset.run)
     for name, preset in APPO_PRESETS.items()
+    if "*" not in name
 }

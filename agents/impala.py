@@ -24,7 +24,7 @@ from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.replay import ReplaySample
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_2015_RUN, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OnPolicyAgent, OnPolicyConfig, TorchPolicy, previous_action_and_reward
 from framework.types import Nest, Step
@@ -38,8 +38,8 @@ class IMPALAConfig(OnPolicyConfig):
 
     # What is learned from.
     unroll_length: int = 20  # T, steps of an env in an unroll. More bootstraps later, from older data.
-    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
     previous_action_and_reward: bool = False  # The policy also sees the last action and (clipped) reward.
+    previous_reward: bool = False  # The policy also sees the last (clipped) reward, without the action.
 
     # The queue between actors and learner.
     batch_size: int = 16  # N, unrolls in a learner step: N * T env steps.
@@ -65,14 +65,14 @@ class IMPALAConfig(OnPolicyConfig):
     hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers for observations without images.
     activation: str = "tanh"  # Activation of the hidden layers: relu, tanh, elu or silu.
     lstm_size: int | None = None  # Width of an LSTM after the torso. None: a feed-forward network.
+    lstm_layers: int = 1  # Layers of that LSTM.
     actor_autocast: bool = False  # bfloat16 mixed precision in the actors: faster for batches of images.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 1, "batch_size", "queue_batches", "unrolls_in_flight")
-        check.at_least(self, 1, "hidden_sizes", "lstm_size")
+        check.at_least(self, 1, "hidden_sizes", "lstm_size", "lstm_layers")
         check.at_least(self, 0, "prefetch_batches", "clip_rho", "clip_c", "rmsprop_momentum")
-        check.above(self, 0, "reward_clip")
         check.fraction(self, "vtrace_lambda", "rmsprop_decay")
         check.one_of(self, ("rmsprop", "adam"), "optimizer")
         check.one_of(self, networks.CONVOLUTIONS, "torso")
@@ -84,7 +84,7 @@ class ActorCritic(networks.RecurrentEncoder):
 
     def __init__(self, config: IMPALAConfig, spec: EnvironmentSpec):
         sizes, torso = (config.hidden_sizes, config.lstm_size), networks.CONVOLUTIONS[config.torso]
-        super().__init__(spec.observations, *sizes, config.activation, torso)
+        super().__init__(spec.observations, *sizes, config.activation, torso, config.lstm_layers)
         self.policy = networks.make_actions(spec.actions).make_head(self.output_size)
         self.value = nn.Linear(self.output_size, 1)
 
@@ -198,19 +198,6 @@ class IMPALA(OnPolicyAgent):
     def make_policy(self, networks: IMPALANetworks, evaluation: bool = False) -> IMPALAPolicy:
         return IMPALAPolicy(networks, self.config.actor_autocast, evaluation)
 
-    def make_optimizer(self, networks: IMPALANetworks) -> torch.optim.Optimizer:
-        config = self.config
-        if config.optimizer == "adam":
-            return super().make_optimizer(networks)
-        return torch.optim.RMSprop(
-            networks.parameters(),
-            lr=config.learning_rate,
-            alpha=config.rmsprop_decay,
-            eps=config.adam_epsilon,
-            momentum=config.rmsprop_momentum,
-            foreach=True,
-        )
-
     def loss(self, networks: IMPALANetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The loss of a batch of `Step`s `[N, T + 1, ...]`."""
         data = batch.data
@@ -226,10 +213,8 @@ class IMPALA(OnPolicyAgent):
 
     def vtrace(self, data: Step, log_rhos: torch.Tensor, values: torch.Tensor) -> losses.VTrace:
         """V-trace of rows `[N, T + 1]`; `log_rhos` compare the rated policy with the one that acted."""
-        config, rewards = self.config, data.reward.float()
+        config, rewards = self.config, self.rewards(data)
         discounts = config.discount * data.discount.float()
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         settings = config.vtrace_lambda, config.clip_rho, config.clip_c
         return losses.vtrace(log_rhos, rewards, discounts, values, data.mask, *settings)
 
@@ -361,5 +346,23 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 500_000,
             "num_evaluation_episodes": 8,
         },
+    ),
+    # PolyBeast's network without its LSTM, `lstm_size=256`. The paper's other one is `torso="shallow"`.
+    # Epsilon and the gradient norm are the paper's 0.01 and 40 by 32 x 20 steps, since our loss is a mean and
+    # the paper's a sum.
+    "atari:*": Preset(
+        agent={
+            "reward_clip": 1.0,
+            "previous_reward": True,
+            "batch_size": 32,
+            "learning_rate": 6e-4,
+            "learning_rate_decay": 50_000_000,
+            "adam_epsilon": 0.01 / 640,
+            "max_gradient_norm": 40.0 / 640,
+            "torso": "deep",
+        },
+        run={**ATARI_2015_RUN, **RUN, "num_actors": 2},
+        source="Espeholt et al. (2018), table G.1",
+        sources={"Küttler et al. (2019), PolyBeast": "previous_reward adam_epsilon"},
     ),
 }

@@ -31,7 +31,10 @@ from framework.types import Nest
 class IQLConfig(OffPolicyConfig):
     """Settings of IQL, in addition to `OffPolicyConfig`'s: those of the paper for D4RL's MuJoCo tasks."""
 
+    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
+    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 3e-4  # Initial learning rate of critics and value (Adam).
     target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.
@@ -165,6 +168,14 @@ def _of(critics: nn.Module, observation: Nest, actions: torch.Tensor) -> torch.T
 
 
 PRESETS: Mapping[str, Preset] = {
+    "gymnasium:CartPole-v1": Preset(
+        {
+            "batch_size": 128,
+            "hidden_sizes": (64, 64),
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+        }
+    ),
     # -155.2, greedy over 100 episodes, the best of 20,000 learner steps on data of -585.9, seed 1.
     "gymnasium:Pendulum-v1": Preset({**PENDULUM, "learning_rate": 1e-3}, PENDULUM_RUN),
 }

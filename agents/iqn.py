@@ -10,16 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from agents.dqn import CARTPOLE, CARTPOLE_RUN, MINATAR, MINATAR_RUN, DQNConfig, DQNNetworks, ItemLosses
+from agents.dqn import (
+    ATARI_2017,
+    CARTPOLE,
+    CARTPOLE_RUN,
+    DQN_RUN,
+    MINATAR,
+    MINATAR_RUN,
+    OURS,
+    YOUNG,
+    DQNConfig,
+    DQNNetworks,
+    ItemLosses,
+)
 from agents.qr_dqn import QuantileDQN, QuantileNetworks
 from framework import config_checks as check
 from framework import networks
 from framework.learners import LossContext
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_2015_RUN, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
@@ -50,10 +63,11 @@ class IQNNetworks(QuantileNetworks):
         super().__init__(config, spec, config.num_policy_quantiles)
         count = config.num_policy_quantiles
         fractions = [config.risk * (k + 0.5) / count for k in range(count)]
-        body = config.hidden_sizes, config.dueling, config.layer_norm
-        noise = config.initial_noise if config.noisy else 0.0
+        names = ("hidden_sizes", "dueling", "layer_norm", "num_cosines", "torso", "torso_size")
+        settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+        settings["noise"] = config.initial_noise if config.noisy else 0.0
         self.q_network = networks.ImplicitQuantileNetwork(
-            spec.observations, self.num_actions, fractions, *body, noise, config.num_cosines, config.torso
+            spec.observations, self.num_actions, fractions, **settings
         )
 
 
@@ -87,5 +101,14 @@ PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         {**CARTPOLE, "dueling": True, "samples_per_insert": 48.0, "num_policy_quantiles": 8}, CARTPOLE_RUN
     ),
-    "minatar:Breakout": Preset({**MINATAR, "hidden_sizes": (128,), "num_policy_quantiles": 8}, MINATAR_RUN),
+    **dict.fromkeys(
+        ("minatar:Breakout", "minatar:*"),
+        Preset({**MINATAR, "hidden_sizes": (128,), "num_policy_quantiles": 8}, MINATAR_RUN, sources=YOUNG),
+    ),
+    "atari:*": Preset(
+        {**ATARI_2017, "learning_rate": 5e-5, "num_quantiles": 64, "num_target_quantiles": 64},
+        {**ATARI_2015_RUN, **DQN_RUN},
+        "Dabney et al. (2018b), implicit_quantile_icml.gin of Dopamine 2",
+        OURS,
+    ),
 }

@@ -25,7 +25,7 @@ from framework import losses, networks
 from framework.learners import LossContext, LossOutput
 from framework.networks import DiagonalGaussian
 from framework.replay import ReplaySample
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -133,10 +133,10 @@ class MPONetworks(nn.Module):
         def make_head(width: int) -> nn.Module:
             return networks.SoftplusGaussianHead(width, size, config.initial_std)
 
-        sizes, layer_norm = config.hidden_sizes, config.layer_norm
-        self.policy = networks.PolicyNetwork(spec.observations, sizes, make_head, layer_norm)
+        sizes, make_body = config.hidden_sizes, networks.make_body("mlp", layer_norm=config.layer_norm)
+        self.policy = networks.PolicyNetwork(spec.observations, sizes, make_head, make_body)
         self.critics = networks.Critics(
-            spec.observations, size, sizes, 1, layer_norm, outputs_per_action=config.num_atoms
+            spec.observations, size, sizes, 1, make_body, outputs_per_action=config.num_atoms
         )
         self.duals = Duals(config, size)
         # A resumed run may have other limits, so they are not saved.
@@ -310,6 +310,20 @@ PRESETS: Mapping[str, Preset] = {
                 "min_replay_size": 2_000,
             },
             run=DM_CONTROL_RUN,
+        ),
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(
+            {
+                "n_step": 4,
+                "max_gradient_norm": 40.0,
+                "epsilon_mean": 0.01,
+                "initial_std": 0.5,
+                "hidden_sizes": (256, 256, 256),
+            },
+            CONTROL_RUN,
+            "Hoffman et al. (2020), run_mpo.py of Acme",
         ),
     ),
 }

@@ -14,7 +14,7 @@ from framework import config_checks as check
 from framework.learners import LossContext, LossOutput, Prepared, schedules
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_2015_RUN, CONTROL_RUN, HERE, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import ActorCriticConfig, MinibatchAgent, TorchPolicy
 from framework.types import Nest, Step
@@ -171,9 +171,11 @@ class PPO(MinibatchAgent):
 
     def make_adder(self, client: ReplayClient, spec: EnvironmentSpec) -> adders.Adder:
         adder = super().make_adder(client, spec)
-        if self.carries_returns:
-            adder = adders.RunningReturnAdder(adder, self.config.discount, spec.rewards)
-        return adder
+        if not self.carries_returns:
+            return adder
+        return adders.RunningReturnAdder(
+            adder, self.config.discount, spec.rewards, reward_clip=self.config.reward_clip
+        )
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
@@ -190,7 +192,7 @@ class PPO(MinibatchAgent):
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
-        rewards = self.rewards(networks, data, context, starts, mask)
+        rewards = self.scaled_rewards(networks, data, context, starts, mask)
         observation = self.observations(networks, data)
         state = data.extras.get("state", ())
         if config.episodes_per_batch is not None:
@@ -215,13 +217,12 @@ class PPO(MinibatchAgent):
         """What the networks take of rows `[N, T + 1]`."""
         return networks.normalizer(data.observation)
 
-    def rewards(self, networks: PPONetworks, data: Step, context: LossContext, *rows: Any) -> torch.Tensor:
+    def scaled_rewards(self, networks: PPONetworks, data: Step, context: LossContext, *rows: Any) -> Any:
         """The rewards `[N, T + 1]`, scaled if the config says so; `rows` are the starts and the mask."""
         before = data.extras.get(adders.RUNNING_RETURN)
-        return self.scaled(networks.reward_scale, data.reward, before, context, *rows)
+        return self.scaled(networks.reward_scale, self.rewards(data), before, context, *rows)
 
     def scaled(self, scale: Any, rewards: Any, before: Any, context: LossContext, *rows: Any) -> torch.Tensor:
-        rewards = rewards.float()
         if self.config.normalize_rewards:
             scale.update(rewards, *rows, self.config.discount, context.total, before)
             rewards = scale(rewards)
@@ -233,10 +234,8 @@ class PPO(MinibatchAgent):
         """Advantages `[N, T + 1]` of the policy, targets of the values, and metrics."""
         advantages = losses.generalized_advantages(rewards, discounts, values, mask, self.config.gae_lambda)
         targets = values + advantages
-        metrics = {
-            "explained_variance": losses.explained_variance(values, targets, mask),
-            "value_target": losses.masked_mean(targets, mask),
-        }
+        explained = losses.explained_variance(values, targets, mask)
+        metrics = {"explained_variance": explained, "value_target": losses.masked_mean(targets, mask)}
         return advantages, targets, metrics
 
     def value_loss(self, values: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -296,6 +295,7 @@ class PPO(MinibatchAgent):
 
 
 _RUN = {"num_actors": 1, "learner_log_period": 10}
+_PAPER = "Schulman et al. (2017), table {}"
 
 PRESETS: Mapping[str, Preset] = {
     # 500 of 500, greedy over 100 episodes, at 60,000 steps on seeds 1 to 5.
@@ -437,5 +437,57 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 50_000,
             "num_evaluation_episodes": 20,
         },
+    ),
+    "minatar:*": Preset(
+        {
+            "discount": 0.999,
+            "unroll_length": 128,
+            "epochs": 4,
+            "minibatch_size": 1_024,
+            "learning_rate": 5e-4,
+            "entropy_coefficient": 0.01,
+            "hidden_sizes": (),  # The convolution, which policy and value share, has a layer of 128 after it.
+        },
+        {**_RUN, "envs_per_actor": 64, "max_env_steps": 10_000_000, "evaluate_period": 100_000},
+        "Lange (2022), gymnax-blines",
+        {HERE: "hidden_sizes", "Lange (2022), gymnax-blines": "envs_per_actor"},
+    ),
+    # The error of the values is the square, of which ours is the half.
+    "atari:*": Preset(
+        {
+            "reward_clip": 1.0,
+            "unroll_length": 128,
+            "epochs": 3,
+            "minibatch_size": 256,
+            "learning_rate": 2.5e-4,
+            "learning_rate_decay": 10_000_000,
+            "clip": 0.1,
+            "clip_end": 0.0,
+            "value_coefficient": 2.0,
+            "entropy_coefficient": 0.01,
+            "hidden_sizes": (),  # The convolutions have a layer of 512 after them.
+            "shared": True,
+        },
+        {**ATARI_2015_RUN, **_RUN, "max_env_steps": 10_000_000, "evaluate_period": 500_000},
+        _PAPER.format(5),
+        {_PAPER.format(5): "envs_per_actor"},
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(
+            {
+                "unroll_length": 2_048,
+                "learning_rate_decay": 1_000_000,
+                "normalize_observations": True,
+                "normalize_rewards": True,
+            },
+            {**CONTROL_RUN, **_RUN},
+            _PAPER.format(3),
+            {
+                _PAPER.format(3): "envs_per_actor",
+                "Huang et al. (2022), the 37 details": "learning_rate_decay "
+                "normalize_observations normalize_rewards",
+            },
+        ),
     ),
 }

@@ -36,6 +36,7 @@ class PPOLagrangianConfig(PPOConfig):
         super().__post_init__()
         check.at_least(self, 0, "cost_limit", "initial_multiplier")
         check.at_least(self, 0, "proportional_gain", "integral_gain", "derivative_gain")
+        check.one_of(self, (None,), "reward_clip")  # The limit is of whole costs.
 
 
 class LagrangianNetworks(PPONetworks):
@@ -70,7 +71,7 @@ class PPOLagrangian(PPO):
         members = (*parts, "kl_coefficient", "initial_state", "act", "forward")
         return self.custom_networks(spec, LagrangianNetworks, members)
 
-    def rewards(  # type: ignore[override]
+    def scaled_rewards(  # type: ignore[override]
         self, networks: LagrangianNetworks, data: Step, context: LossContext, starts: Any, mask: Any
     ) -> torch.Tensor:
         """Rewards and costs, `[N, T + 1, 2]`. Adapts the multiplier to the mean cost of the batch."""
@@ -87,7 +88,7 @@ class PPOLagrangian(PPO):
         pairs = (REWARD, networks.reward_scale), (COST, networks.cost_scale)
         rest = context, starts, mask
         return torch.stack(
-            [self.scaled(scale, data.reward[name], before[name], *rest) for name, scale in pairs], -1
+            [self.scaled(scale, data.reward[name].float(), before[name], *rest) for name, scale in pairs], -1
         )
 
     def estimates(  # type: ignore[override]

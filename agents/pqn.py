@@ -107,7 +107,7 @@ class PQN(MinibatchAgent):
         best = mask_values(values, observation).amax(-1).view(data.mask.shape)
         actions = data.action.long()
         taken = values.gather(-1, actions.view(-1, 1)).view(data.mask.shape)
-        rewards = config.reward_scale * data.reward.float()
+        rewards = config.reward_scale * self.rewards(data)
         discounts = config.discount * data.discount.float()
         targets = losses.peng_q_lambda(rewards, discounts, taken, best, data.mask, config.trace_lambda)
         mask = losses.transition_mask(data.mask)

@@ -33,7 +33,7 @@ from framework.learners import LossContext, LossOutput, schedules
 from framework.losses.masking import where_counted
 from framework.networks import as_tensors
 from framework.replay.contracts import ReplayClient
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_RUN, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy, previous_action_and_reward
 from framework.types import Nest, Step
@@ -73,7 +73,7 @@ def sequence_adder(
         config.period,
         adders.EndOfEpisodeBehavior.CONTINUE,
         extras_of_first_row=agent.extras_of_first_row,
-        priority_fns={adders.REPLAY_TABLE: priority_fn},
+        priority_fns={agent.items_table: priority_fn},
         max_in_flight_items=config.insert_burst,
         observation_spec=spec.observations,
         **options,
@@ -121,6 +121,7 @@ class R2D2Config(SequenceConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
+    torso: str = "nature"  # Image layers: nature (the paper's), data_efficient or shallow (smaller), or deep.
     hidden_sizes: tuple[int, ...] = (64,)  # Layers before the LSTM for observations without images.
     head_sizes: tuple[int, ...] = (64,)  # Hidden layers after the LSTM.
     dueling: bool = True  # A stream for the state's value, another for the actions' advantages.
@@ -132,6 +133,7 @@ class R2D2Config(SequenceConfig):
         check.fraction(self, "trace_lambda", "importance_sampling_exponent")
         check.fraction(self, "epsilon_start", "epsilon_end", "evaluation_epsilon")
         check.one_of(self, ("n_step", "watkins", "peng"), "targets")
+        check.one_of(self, networks.CONVOLUTIONS, "torso")
 
 
 class R2D2Networks(nn.Module):
@@ -141,8 +143,8 @@ class R2D2Networks(nn.Module):
         super().__init__()
         num_actions = specs.num_discrete_actions(spec.actions)
         self.actions = networks.Actions(spec.actions)
-        sizes = config.hidden_sizes, config.lstm_size, config.head_sizes
-        self.q_network = networks.RecurrentQNetwork(spec.observations, num_actions, *sizes, config.dueling)
+        layers = config.hidden_sizes, config.lstm_size, config.head_sizes, config.dueling, config.torso
+        self.q_network = networks.RecurrentQNetwork(spec.observations, num_actions, *layers)
 
 
 class R2D2Policy(TorchPolicy):
@@ -250,10 +252,8 @@ class R2D2(OffPolicyAgent):
           taken_values: `[N, T]` values of each row's action.
           greedy: bool`[N, T]`, whether that action is the greedy one.
         """
-        config, start = self.config, self.config.burn_in
-        mask, rewards = data.mask[:, start:], data.reward[:, start:].float()
-        if config.reward_clip is not None:
-            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+        config, start, mask = self.config, self.config.burn_in, data.mask[:, self.config.burn_in :]
+        rewards = losses.clipped_rewards(data.reward[:, start:], config.reward_clip)
         discounts = config.discount * data.discount[:, start:].float()
         if config.rescale_values:
             next_values, taken_values = map(losses.inverse_value_rescaling, (next_values, taken_values))
@@ -336,5 +336,48 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 25_000,
             "num_evaluation_episodes": 100,
         },
+    ),
+    # Not searched. Each step is learned from 8 times, as with DQN's preset.
+    "minatar:*": Preset(
+        {
+            "unroll_length": 20,
+            "burn_in": 5,
+            "period": 20,
+            "samples_per_insert": 8.0,
+            "learning_rate": 3e-4,
+            "learning_rate_decay": 1_000_000,
+            "learning_rate_end": 0.1,
+            "target_update_rate": 0.01,
+            "epsilon_decay": 100_000,
+            "lstm_size": 128,
+            "head_sizes": (128,),
+        },
+        {"num_actors": 1, "envs_per_actor": 8, "max_env_steps": 1_000_000, "evaluate_period": 50_000},
+    ),
+    # 5 learner steps of 64 sequences for 256 x 260 env steps, that is 1,664 new sequences.
+    "atari:*": Preset(
+        {
+            "discount": 0.997,
+            "unroll_length": 80,
+            "burn_in": 40,
+            "period": 40,
+            "previous_action_and_reward": True,
+            "batch_size": 64,
+            "samples_per_insert": 0.19,
+            "max_replay_size": 100_000,
+            "min_replay_size": 5_000,
+            "importance_sampling_exponent": 0.0,
+            "actor_priorities": True,
+            "learning_rate": 1e-4,
+            "adam_epsilon": 1e-3,
+            "target_update_period": 2_500,
+            "target_update_rate": 1.0,
+            "epsilon_start": 0.4,
+            "lstm_size": 512,
+            "head_sizes": (512,),
+        },
+        {**ATARI_RUN, "environment_options": {"sticky_actions": 0.0}, "num_actors": 2},
+        "Kapturowski et al. (2019), section 2.3 and table 2",
+        {"Espeholt et al. (2020), SEED RL's r2d2": "min_replay_size"},
     ),
 }

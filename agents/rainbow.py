@@ -1,9 +1,10 @@
 """Rainbow: settings of C51, with all of DQN's extensions at once (Hessel et al., 2018).
 
 Each of the six parts is a field: `double`, `prioritized`, `dueling`, `n_step` above 1, `num_atoms` above 1
-and `noisy`. This file has the paper's choices as defaults; networks and loss are C51's. So the network
-for images is not the paper's, whose two streams begin at the convolutions, each with a layer of 512: 6.9
-million parameters on Atari. Here a layer of 512 comes first, which both streams share: 3.1 million.
+and `noisy`. This file has the paper's choices as defaults; networks and loss are C51's. With `torso_size=0`
+and `hidden_sizes=(512,)`, as in the preset of all Atari games, both streams begin at the convolutions, each
+with a noisy layer of 512, as in the paper: 6.87 million parameters. With `torso_size=None` a layer of 512
+comes first, without noise, which both streams share: 3.1 million.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.c51 import C51, C51Config
-from agents.dqn import CARTPOLE, CARTPOLE_RUN, MINATAR, MINATAR_RUN
+from agents.dqn import ATARI, CARTPOLE, CARTPOLE_RUN, DQN_RUN, MINATAR, MINATAR_RUN, OURS, YOUNG
 from agents.dqn import PRESETS as DQN_PRESETS
-from framework.runs.presets import Preset
+from framework.runs.presets import ATARI_2015_RUN, Preset
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ PRESETS: Mapping[str, Preset] = {
     "minatar:Breakout": Preset(_MINATAR, MINATAR_RUN),
     "minatar:Seaquest": Preset(_MINATAR, MINATAR_RUN),
     "minatar:Freeway": Preset(_MINATAR, DQN_PRESETS["minatar:Freeway"].run),
+    # A good player of Space Invaders hits an alien every four steps: a discounted return of 25.
+    "minatar:*": Preset({**_MINATAR, "v_max": 50.0}, MINATAR_RUN, sources=YOUNG),
     # A learner step of 32 items for every 4 env steps, and no sticky actions, as in the paper.
     "atari:Pong": Preset(
         agent={
@@ -95,5 +98,18 @@ PRESETS: Mapping[str, Preset] = {
             "environment_options": {"sticky_actions": 0.0},
             "max_env_steps": 500_000,
         },
+    ),
+    "atari:*": Preset(
+        {
+            **ATARI,
+            "n_step": 3,
+            "double": True,
+            "importance_sampling_annealing": 50_000_000,
+            "epsilon_end": 0.0,
+            "evaluation_epsilon": 0.0,
+        },
+        {**ATARI_2015_RUN, **DQN_RUN},
+        "Hessel et al. (2018), table 1",
+        OURS,
     ),
 }

@@ -41,6 +41,7 @@ class ReBRACConfig(TD3Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 0, "actor_penalty", "critic_penalty")
+        check.one_of(self, (0,), "hindsight_goals")  # Goals are replaced in transitions only.
         if self.n_step > 1:
             check.refuse(self, "n_step", ", expected 1: the data's next action is one step later.")
         if self.prioritized:
@@ -74,7 +75,7 @@ class ReBRAC(TD3):
             client,
             sequence_length=2,
             period=1,
-            priority_fns={adders.REPLAY_TABLE: priority_fn},
+            priority_fns={self.items_table: priority_fn},
             max_in_flight_items=self.config.insert_burst,
         )
 

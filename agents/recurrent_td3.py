@@ -127,8 +127,7 @@ class RecurrentTD3(TD3):
             rated = target.unroll(*inputs)
             next_values = context.targets["critics"](rated, self.next_actions(rated, context)).float()
             rewards, discounts = (each[:, start:] for each in self.rewards(data))
-            if config.reward_clip is not None:
-                rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+            rewards = losses.clipped_rewards(rewards, config.reward_clip)
             targets = losses.n_step_returns(rewards, discounts, next_values.amin(0), mask, config.n_step)
         errors = where_counted(targets - values, counted)
         each, total, priorities = 0.5 * errors.square().sum(0), counted.sum(), None

@@ -14,22 +14,16 @@ import numpy as np
 
 from agents.sac import SAC, SACConfig
 from agents.td3 import PENDULUM_RUN
-from framework import adders, environments, replay
-from framework import config_checks as check
-from framework.datasets import DEMONSTRATIONS_TABLE, Dataset, Demonstrations, record
-from framework.replay.contracts import ReplayClient
+from framework import environments
+from framework.datasets import record
 from framework.runs.presets import Preset
-from framework.specs import EnvironmentSpec
 from framework.types import Step
 
 
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
-    """Settings of RLPD: SAC's, with the paper's defaults, and the data."""
+    """Settings of RLPD: SAC's, with the paper's defaults."""
 
-    # A folder of episodes, or module:function that returns them; see framework.datasets.files.
-    demonstrations: str | None = None
-    demonstration_fraction: float = 0.5  # Share of that data in a batch.
     # Draws of an actor's item. Divided by `(1 - demonstration_fraction) * batch_size`: learner steps per
     # item.
     samples_per_insert: float = 2560.0
@@ -39,10 +33,6 @@ class RLPDConfig(SACConfig):
     target_critics: int | None = 2  # Critics, drawn at each step, of which a target takes the smallest.
     actor_delay: int = 20  # Learner steps per update of the policy and the temperature.
     layer_norm: bool = True  # Normalizes the critics' hidden layers: more stable with many updates per step.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.between(self, 0, 1, "demonstration_fraction")
 
 
 class RLPD(SAC):
@@ -55,34 +45,7 @@ class RLPD(SAC):
     """
 
     config: RLPDConfig = RLPDConfig()
-
-    @property
-    def demonstrations(self) -> Demonstrations:
-        config = self.config
-
-        def make_adder(client: ReplayClient) -> adders.Adder:
-            return adders.NStepTransitionAdder(
-                client,
-                config.n_step,
-                config.discount,
-                priority_fns={DEMONSTRATIONS_TABLE: None},
-                max_in_flight_items=config.insert_burst,
-                reward_clip=config.reward_clip,
-            )
-
-        return Demonstrations(config.demonstrations, config.n_step, make_adder)
-
-    def make_tables(self, spec: EnvironmentSpec) -> list[replay.Table]:
-        return [*super().make_tables(spec), self.demonstrations.make_table(spec, self.make_sampler())]
-
-    def make_dataset(self, client: ReplayClient) -> Dataset:
-        return self.demonstrations.make_dataset(
-            client,
-            self.config.demonstration_fraction,
-            self.config.batch_size // self.num_learners,
-            writes=self.rank == 0,
-            device=self.device,
-        )
+    needs_demonstrations = True
 
 
 def pendulum(count: int = 10, seed: int = 0) -> Iterator[Step]:

@@ -11,10 +11,11 @@ result equals three optimizers'. Until learning begins, actions are uniformly ra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from dm_env import specs as dm_specs
@@ -25,33 +26,26 @@ from agents.td3 import FETCH_REACH, GOALS, GOALS_RUN, HALF_CHEETAH, MUJOCO_RUN, 
 from framework import config_checks as check
 from framework import losses, networks
 from framework.learners import LossContext, LossOutput
-from framework.networks import PolicyNetwork, frozen, legal_actions, random_actions
+from framework.networks import PolicyNetwork, SquashedGaussian, dropout, frozen, legal_actions, random_actions
 from framework.replay import ReplaySample
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
+from framework.torch_agents import ControlConfig, OffPolicyAgent, TorchPolicy
 from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
-class SACConfig(OffPolicyConfig):
-    """Settings of SAC, in addition to `OffPolicyConfig`'s."""
+class SACConfig(ControlConfig):
+    """Settings of SAC, in addition to `ControlConfig`'s."""
 
     # What is learned from.
     reward_scale: float = 1.0  # Rewards are multiplied by this in the learner. Larger weighs entropy less.
-    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
-    batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
-    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
 
     # Learning.
     learning_rate: float = 3e-4  # Initial learning rate of the policy (Adam).
-    critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
-    num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
     # Critics, drawn at each step, of which a target takes the smallest; the policy then follows the mean
     # (REDQ; Chen et al., 2021). None: all, for the policy, too (SAC-N; An et al., 2021).
     target_critics: int | None = None
-    target_update_rate: float = 0.005  # Weight of the online critics in each target update; 1 copies them.
     actor_delay: int = 1  # Learner steps per update of the policy and the temperature.
 
     # Entropy.
@@ -61,17 +55,19 @@ class SACConfig(OffPolicyConfig):
     # In nats, of actions in [-1, 1]. None: minus the number of action dimensions or, for discrete actions,
     # half of the logarithm of their number.
     target_entropy: float | None = None
-    random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
     layer_norm: bool = False  # Normalizes the critics' hidden layers: more stable with many updates per step.
+    dropout: float = 0.0  # Share of the critics' hidden units that each pass of the learner drops (DroQ).
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 1, "num_critics", "target_critics", "actor_delay", "hidden_sizes")
+        check.at_least(self, 1, "target_critics", "actor_delay")
+        check.fraction(self, "dropout")
+        if self.dropout == 1 or (self.dropout and self.network != "mlp"):
+            check.refuse(self, "dropout", ", expected less than 1, and 0 with a network other than 'mlp'.")
         check.ordered(self, "target_critics", "num_critics")
-        check.at_least(self, 0, "critic_learning_rate", "temperature_learning_rate")
+        check.at_least(self, 0, "temperature_learning_rate")
         check.above(self, 0, "reward_scale", "temperature", "initial_temperature")
 
 
@@ -92,12 +88,20 @@ class Temperature(nn.Module):
 class SACNetworks(nn.Module):
     """The variables of SAC: `policy`, `critics` and `temperature`.
 
+    Args:
+      config: settings of the networks.
+      spec: the spec of one env.
+      outputs_per_action: K, the number of each critic's outputs for a continuous action.
+
     Attributes:
       target_entropy: the entropy, in nats, that the learned temperature maintains. The default for D real
         numbers in [-1, 1] is -D, as in the paper; for A discrete actions, half of the maximum log A.
+      batch_renorm: whether policy and critics have batch renormalization, as CrossQ's.
     """
 
-    def __init__(self, config: SACConfig, spec: EnvironmentSpec):
+    batch_renorm: ClassVar[bool] = False
+
+    def __init__(self, config: SACConfig, spec: EnvironmentSpec, outputs_per_action: int = 1):
         super().__init__()
         discrete = isinstance(spec.actions, dm_specs.DiscreteArray)
         self.actions = (
@@ -107,15 +111,18 @@ class SACNetworks(nn.Module):
                 spec.actions, "SAC, or one discrete action (--wrappers CombineActions makes one of several)"
             )
         )
-        self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head)
+        body = functools.partial(networks.make_body, config.network, batch_renorm=self.batch_renorm)
+        critic_body = body(layer_norm=config.layer_norm, dropout=config.dropout)
+        self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head, body())
         if self.actions.continuous:
             size, num_actions = self.actions.head_spec.shape[0], None
             entropy = -float(size)
         else:
             size, num_actions = 0, int(spec.actions.num_values)
             entropy = 0.5 * math.log(num_actions)
+        sizes, count = config.critic_sizes, config.num_critics
         self.critics = networks.Critics(
-            spec.observations, size, config.hidden_sizes, config.num_critics, config.layer_norm, num_actions
+            spec.observations, size, sizes, count, critic_body, num_actions, outputs_per_action
         )
         self.target_entropy = entropy if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config)
@@ -159,7 +166,8 @@ class SAC(OffPolicyAgent):
     """
 
     config: SACConfig = SACConfig()
-    target_names = ("critics",)
+    networks_class: type[SACNetworks] = SACNetworks
+    target_names: tuple[str, ...] = ("critics",)
     learning_rates = {
         "policy": "learning_rate",
         "critics": "critic_learning_rate",
@@ -169,7 +177,7 @@ class SAC(OffPolicyAgent):
 
     def make_networks(self, spec: EnvironmentSpec) -> SACNetworks:
         members = ("actions", "policy", "critics", "temperature.log", "target_entropy")
-        return self.custom_networks(spec, SACNetworks, members)
+        return self.custom_networks(spec, self.networks_class, members)
 
     def make_policy(self, networks: SACNetworks, evaluation: bool = False) -> SACPolicy:
         return SACPolicy(networks, self.config.random_start, evaluation)
@@ -183,8 +191,10 @@ class SAC(OffPolicyAgent):
         rewards, discounts = self.rewards(data)
         rewards = config.reward_scale * rewards
         parts = self._continuous if networks.actions.continuous else self._discrete
-        values, next_soft, actor, log_probs = parts(networks, data, context)
-        critic = losses.sac_critic_loss(values, rewards, discounts, next_soft)
+        raters = (networks.critics, context.targets) if config.dropout else ()
+        with dropout(raters, context.uniform_like):
+            values, next_soft, actor, log_probs = parts(networks, data, context)
+        critic = self.critic_loss(values, rewards, discounts, next_soft)
         metrics = {
             "critic_loss": critic,
             "q_mean": values.mean(),
@@ -213,28 +223,47 @@ class SAC(OffPolicyAgent):
           and the log-probabilities of its actions `[N]`. The last two are None unless the policy is updated.
         """
 
-        def drawn(observation: Nest) -> tuple[torch.Tensor, torch.Tensor]:
-            policy = networks.policy(observation)
+        def drawn(policy: SquashedGaussian) -> tuple[torch.Tensor, torch.Tensor]:
             return policy.rsample_with_log_prob(noise=context.normal_like(policy.base.mean))
 
         temperature = networks.temperature.log.exp()
         with torch.no_grad():
-            next_action, next_log_prob = drawn(data.next_observation)
-            next_values = context.targets["critics"](data.next_observation, next_action)
-            next_soft = losses.soft_value(self._smallest(next_values, context), next_log_prob, temperature)
-        values = networks.critics(data.observation, networks.actions.drawn(data))
+            next_action, next_log_prob = drawn(networks.policy(data.next_observation))
+        values, next_values = self.critic_values(networks, data, next_action, context)
+        with torch.no_grad():
+            least = self.target_values(next_values, context)
+            next_soft = losses.soft_value(least, next_log_prob.expand_as(least), temperature)
         if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
-        action, log_prob = drawn(data.observation)
+        action, log_prob = drawn(self.learning_policy(networks, data.observation))
         with frozen(networks.critics):
-            own_values = self._followed(networks.critics(data.observation, action))
+            own_values = self.followed_values(networks.critics(data.observation, action))
         return values, next_soft, losses.sac_actor_loss(log_prob, own_values, temperature), log_prob
+
+    def critic_values(
+        self, networks: SACNetworks, data: Transition, next_action: torch.Tensor, context: LossContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values `[C, N]` of the actions taken, and of `next_action` `[N, D]` for the targets."""
+        with torch.no_grad():
+            next_values = context.targets["critics"](data.next_observation, next_action)
+        return networks.critics(data.observation, networks.actions.drawn(data)), next_values
+
+    def learning_policy(self, networks: SACNetworks, observation: Nest) -> SquashedGaussian:
+        """The policy's distribution of continuous actions, from which it learns."""
+        policy: SquashedGaussian = networks.policy(observation)
+        return policy
+
+    def critic_loss(
+        self, values: torch.Tensor, rewards: torch.Tensor, discounts: torch.Tensor, next_soft: torch.Tensor
+    ) -> torch.Tensor:
+        """The critics' loss, of `values` `[C, N]` and soft values of the next observations `[N]`."""
+        return losses.sac_critic_loss(values, rewards, discounts, next_soft)
 
     def _discrete(self, networks: SACNetworks, data: Transition, context: LossContext) -> tuple[Any, ...]:
         """As `_continuous`, with exact sums over actions, and minus the entropy as log-probabilities."""
         temperature = networks.temperature.log.exp()
         with torch.no_grad():
-            next_values = self._smallest(context.targets["critics"](data.next_observation), context)
+            next_values = self.target_values(context.targets["critics"](data.next_observation), context)
             next_logits = networks.policy(data.next_observation).logits
             next_soft = losses.discrete_soft_value(next_values, next_logits, temperature)
         all_values = networks.critics(data.observation)
@@ -243,17 +272,21 @@ class SAC(OffPolicyAgent):
         if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         distribution = networks.policy(data.observation)
-        own_values = self._followed(all_values)
+        own_values = self.followed_values(all_values)
         actor = losses.sac_discrete_actor_loss(distribution.logits, own_values, temperature)
         return values, next_soft, actor, -distribution.entropy()
 
-    def _smallest(self, values: torch.Tensor, context: LossContext) -> torch.Tensor:
+    def target_values(self, values: torch.Tensor, context: LossContext) -> torch.Tensor:
         """The values `[...]` of targets, of the target critics' `[C, ...]`."""
-        if (count := self.config.target_critics) is not None:
-            values = values[context.normal(len(values)).topk(count).indices]
-        return values.amin(0)
+        return self.chosen(values, context).amin(0)
 
-    def _followed(self, values: torch.Tensor) -> torch.Tensor:
+    def chosen(self, values: torch.Tensor, context: LossContext) -> torch.Tensor:
+        """The values of the critics drawn for a target, `target_critics` of all `[C, ...]`."""
+        if (count := self.config.target_critics) is None:
+            return values
+        return values[context.normal(len(values)).topk(count).indices]
+
+    def followed_values(self, values: torch.Tensor) -> torch.Tensor:
         """The values `[...]` that the policy follows, of the critics' `[C, ...]`."""
         return values.amin(0) if self.config.target_critics is None else values.mean(0)
 
@@ -278,5 +311,19 @@ PRESETS: Mapping[str, Preset] = {
     "dm_control:walker/walk": Preset(
         agent={"batch_size": 128, "samples_per_insert": 64.0, "min_replay_size": 2_000},
         run={**DM_CONTROL_RUN, "max_env_steps": 100_000, "evaluate_period": 10_000},
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(
+            {
+                "min_replay_size": 10_000,
+                "learning_rate": 3e-4,
+                "critic_learning_rate": 3e-4,
+                "temperature_learning_rate": 3e-4,
+            },
+            CONTROL_RUN,
+            "Haarnoja et al. (2018b), table 1",
+            {"Haarnoja et al. (2018b), rail-berkeley/softlearning": "min_replay_size"},
+        ),
     ),
 }

@@ -22,50 +22,41 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import DeterministicHead, PolicyNetwork, frozen
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
+from framework.torch_agents import ControlConfig, OffPolicyAgent, TorchPolicy
 from framework.types import Nest, Transition
 
 
 @dataclass(frozen=True)
-class TD3Config(OffPolicyConfig):
-    """Settings of TD3, in addition to `OffPolicyConfig`'s. Noise is for actions in [-1, 1]."""
+class TD3Config(ControlConfig):
+    """Settings of TD3, in addition to `ControlConfig`'s. Noise is for actions in [-1, 1]."""
 
     # What is learned from.
-    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
-    batch_size: int = 256  # Items per learner step.
-    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
-    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     prioritized: bool = False  # Draws items with large errors more often.
     priority_exponent: float = 0.6  # 0 draws uniformly, 1 proportionally to the error.
     importance_sampling_exponent: float = 0.4  # Exponent of the importance weights; 1 is a full correction.
 
     # Learning.
     learning_rate: float = 1e-3  # Initial learning rate of the policy (Adam).
-    critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
-    num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
     actor_delay: int = 2  # Learner steps per update of the policy. More: it follows better values, later.
     target_update_period: int = 2  # Learner steps between updates of the target policy and critics.
-    target_update_rate: float = 0.005  # Weight of the online networks in each target update; 1 copies them.
     # Std of the noise on target actions. 0: the policy can exploit sharp peaks of values.
     smoothing_std: float = 0.2
     smoothing_clip: float = 0.5  # That noise is clipped to +- this.
 
     # Exploration.
-    random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
     exploration_std: float = 0.1  # Standard deviation of the noise on the policy's actions.
     exploration_correlation: float = 0.0  # Correlation of that noise across steps; DDPG's paper: 0.85.
     exploration_ladder: float = 0.0  # Env i of all B multiplies exploration_std by 1 + this * i / (B - 1).
 
     # Networks.
-    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
     layer_norm: bool = False  # Normalizes the hidden layers of policy and critics: more stable, slower.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 1, "num_critics", "actor_delay", "hidden_sizes")
-        check.at_least(self, 0, "critic_learning_rate", "smoothing_std", "exploration_std")
+        check.at_least(self, 1, "actor_delay")
+        check.at_least(self, 0, "smoothing_std", "exploration_std")
         check.at_least(self, 0, "exploration_ladder", "priority_exponent")
         check.above(self, 0, "smoothing_clip")
         check.fraction(self, "exploration_correlation", "importance_sampling_exponent")
@@ -95,11 +86,16 @@ class TD3Networks(nn.Module):
         self.actions = networks.make_squashed_actions(
             spec.actions, type(config).__name__.removesuffix("Config")
         )
-        seen, size, sizes = spec.observations, self.actions.head_spec.shape[0], config.hidden_sizes
-        normalized = config.layer_norm and self.normalizes_policy
-        self.policy = PolicyNetwork(seen, sizes, lambda width: DeterministicHead(width, size), normalized)
+        seen, size = spec.observations, self.actions.head_spec.shape[0]
+        body, critic_body = (
+            networks.make_body(config.network, layer_norm=config.layer_norm and normalizes)
+            for normalizes in (self.normalizes_policy, True)
+        )
+        self.policy = PolicyNetwork(
+            seen, config.hidden_sizes, lambda width: DeterministicHead(width, size), body
+        )
         self.critics = networks.Critics(
-            seen, size, sizes, config.num_critics, config.layer_norm, None, outputs_per_action
+            seen, size, config.critic_sizes, config.num_critics, critic_body, None, outputs_per_action
         )
 
     def values(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
@@ -278,6 +274,8 @@ GOALS_RUN = {
 }
 # Places differ by a tenth of a meter. Without statistics, SAC reached no goal within 4,000 steps.
 FETCH_REACH = {**GOALS, "normalize_observations": True}
+# The authors' code, which is newer than the paper. OurDDPG.py has the same settings for DDPG.
+MUJOCO_TD3 = {"min_replay_size": 25_000, "learning_rate": 3e-4, "critic_learning_rate": 3e-4}
 # Both agents have these.
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:Pendulum-v1": Preset(PENDULUM, PENDULUM_RUN),
@@ -302,5 +300,9 @@ PRESETS: Mapping[str, Preset] = {
             },
             run={**MUJOCO_RUN, "max_env_steps": 300_000},
         ),
+    ),
+    **dict.fromkeys(
+        (MUJOCO, "dm_control:*"),
+        Preset(MUJOCO_TD3, CONTROL_RUN, "Fujimoto et al. (2018), sfujim/TD3 of 2020"),
     ),
 }

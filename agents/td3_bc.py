@@ -28,6 +28,8 @@ class TD3BCConfig(TD3Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 0, "value_weight")
+        if self.prioritized:
+            check.refuse(self, "prioritized", ", expected False: all of the data counts alike.")
 
 
 class TD3BC(TD3):

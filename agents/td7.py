@@ -10,6 +10,7 @@ Everything else is as in TD3.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay
 from framework.learners import LossContext, LossOutput
 from framework.networks import EmbeddedCritics, EmbeddedPolicy, StateActionEmbeddings
-from framework.runs.presets import Preset
+from framework.runs.presets import CONTROL_RUN, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Transition
 
@@ -55,8 +56,9 @@ class TD7Config(TD3Config):
         super().__post_init__()
         check.at_least(self, 1, "embedding_size", "embedding_hidden_sizes")
         check.at_least(self, 0, "embedding_learning_rate")
-        if not self.hidden_sizes:
-            raise ValueError("hidden_sizes: got (), expected at least one layer.")
+        for field in ("hidden_sizes", "critic_hidden_sizes"):
+            if getattr(self, field) == ():
+                check.refuse(self, field, ", expected at least one layer.")
 
 
 class TargetRange(nn.Module):
@@ -93,10 +95,15 @@ class TD7Networks(nn.Module):
         self.embeddings = StateActionEmbeddings(
             observations, size, config.embedding_size, config.embedding_hidden_sizes
         )
-        sizes, layer_norm = config.hidden_sizes, config.layer_norm
-        self.policy = EmbeddedPolicy(observations, size, self.embeddings, sizes, layer_norm)
+        make_body = functools.partial(networks.make_body, config.network, layer_norm=config.layer_norm)
+        self.policy = EmbeddedPolicy(observations, size, self.embeddings, config.hidden_sizes, make_body())
         self.critics = EmbeddedCritics(
-            observations, size, self.embeddings, sizes, config.num_critics, layer_norm
+            observations,
+            size,
+            self.embeddings,
+            config.critic_sizes,
+            config.num_critics,
+            make_body(activation="elu"),
         )
         self.target_range = TargetRange()
 
@@ -165,4 +172,8 @@ class TD7(TD3):
         return result._replace(loss=result.loss + embedding, metrics=metrics)
 
 
-PRESETS: Mapping[str, Preset] = {"gymnasium:HalfCheetah-v5": TD3_PRESETS["gymnasium:HalfCheetah-v5"]}
+PRESETS: Mapping[str, Preset] = {
+    "gymnasium:HalfCheetah-v5": TD3_PRESETS["gymnasium:HalfCheetah-v5"],
+    # All settings are defaults.
+    **dict.fromkeys((MUJOCO, "dm_control:*"), Preset({}, CONTROL_RUN, "Fujimoto et al. (2023), appendix A")),
+}

@@ -80,7 +80,7 @@ class Reinforce(OnPolicyAgent):
         mask = losses.transition_mask(data.mask)
         policy, values = self.outputs(networks, data)
         discounts = config.discount * data.discount.float()
-        returns = losses.lambda_returns(data.reward.float(), discounts, values, mask, lambda_=1.0)
+        returns = losses.lambda_returns(self.rewards(data), discounts, values, mask, lambda_=1.0)
         log_probs = policy.log_prob(networks.actions.drawn(data))
         policy_loss = losses.policy_gradient_loss(log_probs, returns - values.detach(), mask)
         value_loss = losses.value_loss(values, returns, mask)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from framework import config_checks as check
 from framework.adders.hindsight import STRATEGIES
 from framework.learners.gradient import STEP_MODES
-from framework.networks import ACTIVATIONS
+from framework.networks import ACTIVATIONS, BODIES
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,10 @@ class OffPolicyConfig(AgentConfig):
     batch_size: int = 128  # Items per learner step.
     # Times an item is drawn on average. Divided by `batch_size`: learner steps per item.
     samples_per_insert: float = 16.0
+    # A folder of episodes, or module:function that returns them, for a share of each batch; see
+    # framework.datasets.files. An item of the actors then has 1 / (1 - share) times the learner steps.
+    demonstrations: str | None = None
+    demonstration_fraction: float = 0.5  # That share. Larger shares keep to the data longer.
     insert_burst: int = 256  # Items by which inserts may lead or trail the ratio; also the limit in flight.
     # Goals with which each step is written again when its episode ends: hindsight experience replay, for
     # environments with goals. 0: none.
@@ -77,7 +81,35 @@ class OffPolicyConfig(AgentConfig):
         check.ordered(self, "min_replay_size", "max_replay_size")
         check.ordered(self, "batch_size", "max_replay_size")
         check.above(self, 0, "samples_per_insert", "target_update_rate", "reward_clip")
+        check.between(self, 0, 1, "demonstration_fraction")
         check.fraction(self, "target_update_rate")
+
+
+@dataclass(frozen=True)
+class ControlConfig(OffPolicyConfig):
+    """Settings of agents with a policy and critics of its actions (SAC, TD3), beside `OffPolicyConfig`'s."""
+
+    max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
+    batch_size: int = 256  # Items per learner step.
+    samples_per_insert: float = 256.0  # Draws of an item. Divided by batch_size: learner steps per item.
+    insert_burst: int = 32  # Items by which inserts may lead or trail the ratio; also the limit in flight.
+    critic_learning_rate: float = 1e-3  # Initial learning rate of the critics (Adam).
+    num_critics: int = 2  # Critics; targets use the smallest value. More: more conservative, slower.
+    target_update_rate: float = 0.005  # Weight of the online networks in each target update; 1 copies them.
+    random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
+    hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
+    critic_hidden_sizes: tuple[int, ...] | None = None  # Hidden layers of each critic. None: hidden_sizes.
+    network: str = "mlp"  # "simba": residual blocks with layer norms of their own, one for each hidden size.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 1, "num_critics", "hidden_sizes", "critic_hidden_sizes")
+        check.at_least(self, 0, "critic_learning_rate")
+        check.one_of(self, BODIES, "network")
+
+    @property
+    def critic_sizes(self) -> tuple[int, ...]:
+        return self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
 
 
 @dataclass(frozen=True)
@@ -85,10 +117,12 @@ class UnrollConfig(AgentConfig):
     """Settings of agents that learn from fresh unrolls, not from a large replay."""
 
     unroll_length: int = 128  # Steps of an env in an unroll. More: less bias, and older data.
+    reward_clip: float | None = None  # Rewards are clipped to +- this in the learner; None keeps them.
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.at_least(self, 2, "unroll_length")
+        check.above(self, 0, "reward_clip")
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,16 @@ import tree
 from torch import nn
 from typing_extensions import Self
 
-from framework import adders, config_checks, core, environments, learners, replay, specs
+from framework import adders, config_checks, core, environments, learners, losses, replay, specs
 from framework.adders import PriorityFn
 from framework.agent_configs import ActorCriticConfig as ActorCriticConfig
 from framework.agent_configs import AgentConfig as AgentConfig
+from framework.agent_configs import ControlConfig as ControlConfig
 from framework.agent_configs import OffPolicyConfig as OffPolicyConfig
 from framework.agent_configs import OnPolicyConfig as OnPolicyConfig
 from framework.agent_configs import UnrollConfig as UnrollConfig
-from framework.datasets import Dataset, EpisodeDataset, read_episodes
-from framework.datasets.episodes import plain_spec, play
+from framework.datasets import DEMONSTRATIONS_TABLE, Dataset
+from framework.datasets.demonstrations import fill, table_of_episodes
 from framework.devices import check_visible, device_of_learner
 from framework.learners import LossContext, LossOutput, schedules
 from framework.learners.gradient import PAYS_FROM_STEPS, why_not
@@ -49,7 +50,7 @@ from framework.own_settings import OwnSettings
 from framework.replay.contracts import ReplayClient
 from framework.session import Session
 from framework.torch_policy import TorchPolicy as TorchPolicy
-from framework.types import Nest, Transition
+from framework.types import Nest, Step, Transition
 
 
 class TorchAgent(core.Agent):
@@ -159,8 +160,21 @@ class TorchAgent(core.Agent):
         return inputs.describe(spec.observations, self.config.inputs)
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
-        """Adam for all parameters that need a gradient, with the `learning_rates`."""
-        config, rates = self.config, {networks: self.config.learning_rate}
+        """Adam for all parameters that need a gradient, with the `learning_rates`.
+
+        With a field `optimizer` of the config that is "rmsprop", RMSprop (Tieleman and Hinton, 2012).
+        """
+        config: Any = self.config
+        if getattr(config, "optimizer", "adam") == "rmsprop":
+            return torch.optim.RMSprop(
+                networks.parameters(),
+                lr=config.learning_rate,
+                alpha=config.rmsprop_decay,
+                eps=config.adam_epsilon,
+                momentum=config.rmsprop_momentum,
+                foreach=True,
+            )
+        rates = {networks: config.learning_rate}
         if self.learning_rates:
             rates = {getattr(networks, child): getattr(config, f) for child, f in self.learning_rates.items()}
         return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
@@ -237,9 +251,11 @@ class TorchAgent(core.Agent):
 
 def previous_action_and_reward(config: Any) -> Sequence[Any]:
     """The wrapper that adds the last action and reward to the observation, if the config asks for it."""
-    if not config.previous_action_and_reward:
+    action = config.previous_action_and_reward
+    if not action and not getattr(config, "previous_reward", False):
         return ()
-    return (functools.partial(environments.ObservationActionReward, reward_clip=config.reward_clip),)
+    settings = {"reward_clip": config.reward_clip, "action": action}
+    return (functools.partial(environments.ObservationActionReward, **settings),)
 
 
 def _has(module: Any, member: str) -> bool:
@@ -255,10 +271,14 @@ class OffPolicyAgent(TorchAgent):
 
     Attributes:
       target_names: children of the networks that have a target network.
+      items_table: the table into which `make_adder` writes.
+      needs_demonstrations: whether it learns nothing without `demonstrations`.
     """
 
     config: OffPolicyConfig = OffPolicyConfig()
     target_names: tuple[str, ...] = ()
+    items_table: str = adders.REPLAY_TABLE
+    needs_demonstrations: ClassVar[bool] = False
 
     @property
     def items_per_step(self) -> int:
@@ -270,9 +290,15 @@ class OffPolicyAgent(TorchAgent):
 
     def optimizer_steps(self, env_steps: int) -> float:
         items = env_steps / self.env_steps_per_item() * (1 + self.config.hindsight_goals)
-        return items * self.config.samples_per_insert / self.config.batch_size
+        own = 1.0 if self.config.demonstrations is None else 1.0 - self.config.demonstration_fraction
+        return items * self.config.samples_per_insert / (own * self.config.batch_size)
 
     def for_dataset(self, path: str) -> Self:
+        if (shown := self.config.demonstrations) is not None or self.needs_demonstrations:
+            raise ValueError(
+                f"dataset: got {path!r} with demonstrations {shown!r}, expected one of them. Learn from the "
+                "dataset first; then go on from that run with init, demonstrations, and actors."
+            )
         agent = copy.copy(self)
         agent.dataset = path
         return agent
@@ -284,7 +310,12 @@ class OffPolicyAgent(TorchAgent):
     def make_tables(self, spec: specs.EnvironmentSpec) -> list[replay.Table]:
         config = self.config
         if self.dataset is not None:
-            return [self._table_of_episodes(read_episodes(self.dataset), spec)]
+            return [table_of_episodes(adders.REPLAY_TABLE, self.dataset, spec, self.make_sampler())]
+        if config.demonstrations is None and self.needs_demonstrations:
+            raise ValueError(
+                "demonstrations: got None, expected a folder of episodes or module:function. Record episodes "
+                "with repertory record, or framework.datasets.record."
+            )
         limiter = replay.rate_limiters.SampleToInsertRatio(
             config.samples_per_insert,
             config.min_replay_size,
@@ -292,7 +323,10 @@ class OffPolicyAgent(TorchAgent):
             config.insert_burst * config.samples_per_insert + config.batch_size,
         )
         sampler, remover = self.make_sampler(), replay.selectors.Fifo()
-        return [replay.Table(adders.REPLAY_TABLE, sampler, remover, config.max_replay_size, limiter)]
+        tables = [replay.Table(adders.REPLAY_TABLE, sampler, remover, config.max_replay_size, limiter)]
+        if (path := config.demonstrations) is not None:
+            tables.append(table_of_episodes(DEMONSTRATIONS_TABLE, path, spec, self.make_sampler()))
+        return tables
 
     def make_adder(
         self, client: ReplayClient, spec: specs.EnvironmentSpec, priority_fn: PriorityFn | None = None
@@ -300,7 +334,7 @@ class OffPolicyAgent(TorchAgent):
         """See `Agent.make_adder`. `priority_fn` gives the priorities of new items; None: the largest."""
         config = self.config
         options: dict[str, Any] = {
-            "priority_fns": {adders.REPLAY_TABLE: priority_fn},
+            "priority_fns": {self.items_table: priority_fn},
             "max_in_flight_items": config.insert_burst,  # Items in flight also count as being ahead.
             "reward_clip": config.reward_clip,
         }
@@ -313,26 +347,18 @@ class OffPolicyAgent(TorchAgent):
             client, config.n_step, config.discount, frame_stack=frames, **options
         )
 
-    def make_dataset(self, client: ReplayClient) -> Dataset:
-        size = self.config.batch_size // self.num_learners
-        if self.dataset is not None and self.rank == 0:
-            self.fill(client, read_episodes(self.dataset))
-        return Dataset(client, adders.REPLAY_TABLE, size, device=self.device)
-
-    def _table_of_episodes(self, episodes: EpisodeDataset, spec: specs.EnvironmentSpec) -> replay.Table:
-        """A table that holds the items of all episodes, and is sampled when all are there."""
-        episodes.check(spec)
-        limiter = replay.rate_limiters.MinSize(1)
-        # No adder makes more items than two for each step. A restored table has the items of a checkpoint.
-        size = 2 * episodes.num_steps + len(episodes)
-        return replay.Table(adders.REPLAY_TABLE, self.make_sampler(), replay.selectors.Fifo(), size, limiter)
-
-    def fill(self, client: ReplayClient, episodes: EpisodeDataset) -> None:
-        """Writes all episodes into replay, unless a checkpoint has filled it."""
-        if client.server_info()[adders.REPLAY_TABLE].current_size:
-            return
-        spec = episodes.spec or plain_spec(episodes[0])
-        play(episodes, lambda: self.make_adder(client, spec), client)
+    def make_dataset(self, client: ReplayClient, **options: Any) -> Dataset:
+        """See `Agent.make_dataset`; `options` are those of `Dataset`."""
+        config, table, path = self.config, adders.REPLAY_TABLE, self.dataset
+        shares: Any = table
+        if config.demonstrations is not None:
+            table, path, share = DEMONSTRATIONS_TABLE, config.demonstrations, config.demonstration_fraction
+            shares = {table: share, adders.REPLAY_TABLE: 1.0 - share}
+        if path is not None and self.rank == 0:  # The others make no step before this one does.
+            writer = copy.copy(self)
+            writer.items_table = table
+            options["while_waiting"] = fill(client, table, path, functools.partial(writer.make_adder, client))
+        return Dataset(client, shares, config.batch_size // self.num_learners, device=self.device, **options)
 
     def rewards(self, data: Transition) -> tuple[torch.Tensor, torch.Tensor]:
         """The rewards of `Transition`s, and the discounts of the values that follow, both float32[N]."""
@@ -401,6 +427,10 @@ class OnPolicyAgent(TorchAgent):
 
     def optimizer_steps(self, env_steps: int) -> float:
         return env_steps / (self.unroll_length * self.items_per_step)
+
+    def rewards(self, data: Step) -> torch.Tensor:
+        """The rewards float32[N, T] of rows to learn from, clipped as the config says."""
+        return losses.clipped_rewards(data.reward, self.config.reward_clip)
 
     @property
     def queue_batches(self) -> int:

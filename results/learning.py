@@ -8,8 +8,9 @@ own) with one torch thread, then ``repertory eval`` over 100 episodes, greedily,
 last step. A row has a preset, or flags of its own; nothing is tuned per seed. Every row writes ``ROW.json``,
 again after each seed, and ``ROW.png`` (learning curves with a band over seeds) to the output folder; a seed
 in the file is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on from its checkpoint, so a
-row can be made in several sittings. ``--peers`` also trains the peers named with the Python given, one that
-has them, on the rows of ``peers.py``.
+row can be made in several sittings. Where nothing acts, ``data.py`` makes the data first, in the folder
+``data`` of the output, and steps are learner steps. ``--peers`` also trains the peers named with the Python
+given, one that has them, on the rows of ``peers.py``.
 
 The CPU seconds count everything the command did: its start, its evaluations on the way, its checkpoints.
 """
@@ -31,6 +32,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from results import data
 from results.peers import PEERS
 from results.rows import RECORDS, ROWS, Row
 
@@ -73,9 +75,13 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     """Trains and evaluates one seed, and returns its numbers. A run that was stopped goes on."""
     directory = folder / f"{name}-{seed}"
     command = [sys.executable, "-m", "framework.commands"]
+    limit = ["--max-env-steps", str(row.steps)]
+    if row.dataset:
+        path = data.make(row.dataset, folder / "data")
+        limit = ["--max-learner-steps", str(row.steps), "--dataset", str(path)]
     flags = [
         *(row.agent, "--environment", row.environment, "--engine", "serial", "--seed", str(seed)),
-        *("--max-env-steps", str(row.steps), "--target-return", "None", "--directory", str(directory)),
+        *(*limit, "--target-return", "None", "--directory", str(directory)),
         *row.flags,
     ]
     file = directory / "sittings.json"  # CPU and wall seconds of the run, each time it was started.

@@ -56,7 +56,7 @@ def rows() -> dict[str, learning.Row]:
     found: dict[str, tuple[str, learning.Row]] = {}
     for name, row in learning.ROWS.items():
         has_floor = row.floor is not None and row.steps <= _MOST_STEPS
-        if row.environment in ENVIRONMENTS and has_floor and not row.flags:
+        if row.environment in ENVIRONMENTS and has_floor and not (row.flags or row.dataset):
             found.setdefault(row.agent, (name, row))
     return {**dict(found.values()), **{name: learning.ROWS[name] for name in MORE_ROWS}}
 

@@ -28,7 +28,10 @@ KEYS: dict[Axis, str] = {"steps": "env_steps", "hours": "hours"}
 
 
 def curve_of(directory: pathlib.Path) -> dict[str, list[float]]:
-    """Mean returns of a run, greedy and acting, at the steps and the hours of its evaluations."""
+    """Mean returns of a run, greedy and acting, at the steps and the hours of its evaluations.
+
+    Where nothing acts, the steps are learner steps, and there is no `acting`.
+    """
     run = RunFolder.open(directory)
     evaluations, acting = (
         read_curve(run, "evaluator", "episode_return"),
@@ -40,12 +43,12 @@ def curve_of(directory: pathlib.Path) -> dict[str, list[float]]:
         at = clock.at(row)  # It must see all rows.
         if str(row.get("label")).startswith("evaluator"):
             # What a resumed run evaluates again counts the last time.
-            hours[row.get("env_steps")] = at
+            hours[row.get("env_steps", row.get("variables_version"))] = at
     times = np.array([hours[x] for x in evaluations.x])
     curve = {
         "env_steps": greedy.x,
         "hours": smooth(Curve(evaluations.x, times)).y,
-        "acting": np.interp(greedy.x, acting.x, acting.y),
+        **({"acting": np.interp(greedy.x, acting.x, acting.y)} if len(acting.x) else {}),
         "greedy": greedy.y,
     }
     return {name: values.round(5).tolist() for name, values in curve.items()}
@@ -58,9 +61,9 @@ def curves_of(runs: list[dict[str, Any]], x: str = "env_steps", y: str = "greedy
 
 
 def draw_row(row: dict[str, Any], output: pathlib.Path) -> None:
-    """Draws the greedy returns of a row's seeds over env steps."""
+    """Draws the greedy returns of a row's seeds over its steps."""
     curves = {f"{row['agent']}, {row['environment']}": curves_of(row["runs"])}
-    draw(curves, "episode return (greedy)", output)
+    draw(curves, "episode return (greedy)", output, axis="updates" if row.get("dataset") else "steps")
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ class Row:
         the Zoo are single runs in ``benchmark.md`` of rl-baselines3-zoo.
       metric: the metric of episodes that is held against these, such as `is_success`; empty: the return.
       flags: further flags of the command.
+      dataset: the data set of ``data.py`` that it learns from, for `steps` learner steps; empty: it acts.
       exception: why some seed misses what the row asks, or why the row asks nothing; empty where all meet it.
     """
 
@@ -38,6 +39,7 @@ class Row:
     published: str = ""
     metric: str = ""
     flags: tuple[str, ...] = ()
+    dataset: str = ""
     exception: str = ""
 
     @property
@@ -174,8 +176,26 @@ ROWS = {
     "pendulum-ddpg": Row("ddpg", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −152.1 at 20k"),
     "pendulum-td3": Row("td3", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −151.9 at 20k"),
     "pendulum-sac": Row("sac", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k"),
+    "pendulum-crossq": Row("crossq", "gymnasium:Pendulum-v1", 8_000, -200),
+    "pendulum-droq": Row("droq", "gymnasium:Pendulum-v1", 8_000, -200),
+    "pendulum-simba": Row("simba", "gymnasium:Pendulum-v1", 8_000, -200),
+    "pendulum-tqc": Row("tqc", "gymnasium:Pendulum-v1", 8_000, -200, published="Zoo −151.3 at 20k"),
     "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
+    # Learner steps on data.
+    "cartpole-mixed-bc": Row(
+        *("bc", "gymnasium:CartPole-v1", 20_000),
+        dataset="cartpole-mixed",
+        exception="It stands beside the others, and does what the data does.",
+    ),
+    "cartpole-mixed-cql": Row("cql", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
+    "cartpole-mixed-iql": Row("iql", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
+    **{
+        f"pendulum-medium-replay-{agent.replace('_', '-')}": Row(
+            agent, "gymnasium:Pendulum-v1", 20_000, -200, dataset="pendulum-medium-replay"
+        )
+        for agent in ("cql", "iql", "rebrac", "td3_bc")
+    },
     "lunarlander-dqn": Row(
         "dqn",
         "gymnasium:LunarLander-v3",

@@ -8,6 +8,7 @@ and on the site. `python docs/hooks/markers.py --write` (`make pages`) makes the
 `<!-- table: results.learning ROW ROW -->`: rows of `results/records`; without names, all.
 `<!-- tasks: results.learning -->`: all of them, by task, with their pictures.
 `<!-- table: results.nightly -->`: the rows of `results/records/nightly`.
+`<!-- presets: agents -->`: the settings of the presets of whole suites, by source.
 `<!-- names: MODULE -->`: the public names of a module, with the first sentence about each.
 `<!-- graph: AGENT -->`: the picture of the agent's program graph, a file beside the page.
 
@@ -30,7 +31,7 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "results" / "records"
-MARKER = re.compile(r"(<!-- (fields|table|tasks|names|graph): (\S+)(.*) -->\n)(?s:.*?)(<!-- end -->)")
+MARKER = re.compile(r"(<!-- (fields|table|tasks|presets|names|graph): (\S+)(.*) -->\n)(?s:.*?)(<!-- end -->)")
 INCLUDE = re.compile(r"<!-- include: (\S+) -->\n.*")
 
 
@@ -111,6 +112,26 @@ def agents_fields():
     return "\n\n".join(sections)
 
 
+def presets_table():
+    """A row for each agent, its preset of a suite, and the source of some of the preset's settings."""
+    registry, presets = module_of("framework.runs.registry"), module_of("framework.runs.presets")
+    lines = ["| agent | environments | source | settings |", "|---|---|---|---|"]
+    for name in registry.agent_names():
+        known = presets.presets_of(registry.find_agent(name).load())
+        suites = {}
+        for pattern, preset in known.items():
+            if "*" in pattern:
+                shown = pattern.replace(presets.MUJOCO, "gymnasium:ROBOT-v*")
+                suites.setdefault(id(preset), (preset, []))[1].append(f"`{shown}`")
+        for preset, patterns in suites.values():
+            agent, where = name, ", ".join(patterns)
+            for source, fields in preset.by_source().items():
+                settings = ", ".join(f"`{field}={value!r}`" for field, value in fields.items())
+                lines.append(f"| {agent} | {where} | {source} | {settings or 'defaults'} |")
+                agent = where = ""
+    return "\n".join(lines)
+
+
 def names_table(name):
     """The public names of a module with the first line of what is said about each."""
     module = module_of(name)
@@ -171,6 +192,8 @@ def made(markdown):
             text = results_table(name, rows.split())
         elif kind == "tasks":
             text = results_by_task(name)
+        elif kind == "presets":
+            text = presets_table()
         elif kind == "names":
             text = names_table(name)
         elif kind == "graph":

@@ -12,7 +12,9 @@ from framework.adders.frames import restacked as restacked
 from framework.adders.hindsight import HindsightAdder as HindsightAdder
 from framework.adders.item_writer import PriorityFn as PriorityFn
 from framework.adders.nstep import NStepTransitionAdder as NStepTransitionAdder
+from framework.adders.returns import RETURN_TO_GO as RETURN_TO_GO
 from framework.adders.returns import RUNNING_RETURN as RUNNING_RETURN
+from framework.adders.returns import ReturnToGoAdder as ReturnToGoAdder
 from framework.adders.returns import RunningReturnAdder as RunningReturnAdder
 from framework.adders.sequence import EndOfEpisodeBehavior as EndOfEpisodeBehavior
 from framework.adders.sequence import SequenceAdder as SequenceAdder

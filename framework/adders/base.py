@@ -91,6 +91,10 @@ class Adder(abc.ABC):
         wait in the writer, and `ready()` is False until they are in their tables.
         """
 
+    def room(self) -> int:
+        """Returns how many steps, at least 1, can be added before `ready`, now True, must be asked again."""
+        return 1
+
     def flush_pending(self, late: bool = False) -> None:
         """Hands staged time steps to replay, if the adder stages any, without waiting for room.
 

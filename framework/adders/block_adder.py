@@ -167,6 +167,13 @@ class BlockAdder(Adder):
         # This is a read: it may wait for another adder, whose `ready` may wait for this one's lock.
         return self._out.ready()
 
+    def room(self) -> int:
+        with self._out.writer.lock:
+            if self._max_delay is not None or self._block is None or not self._open:
+                return 1
+            left = self._block.limit - self._block.end
+        return left if left == 1 or self._out.ready() else left - 1  # The last step makes the items.
+
     def make_room(self) -> None:
         self._out.make_room(self._is_last_step())
 

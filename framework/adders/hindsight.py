@@ -12,10 +12,10 @@ import tree
 from framework.adders.block import Block, ItemBatch
 from framework.adders.block_adder import BlockAdder
 from framework.adders.item_writer import PriorityFns
-from framework.adders.nstep import NStepFormat, NStepTransitionAdder
+from framework.adders.nstep import NStepTransitionAdder
+from framework.adders.whole import WholeFormat
 from framework.config_checks import whole_number
 from framework.specs import ACHIEVED_GOAL, DESIRED_GOAL, GoalOutcome, path_name
-from framework.types import FIRST, MID
 
 STRATEGIES = ("future", "final", "episode")
 _ACHIEVED, _DESIRED = (path_name("observation", (name,)) for name in (ACHIEVED_GOAL, DESIRED_GOAL))
@@ -99,12 +99,8 @@ class HindsightAdder(BlockAdder):
         return  # Each block has a history of another length, which moves the rows.
 
 
-class HindsightFormat(NStepFormat):
-    """The format of a `HindsightAdder`, whose arguments it takes.
-
-    Attributes:
-      least: the number of rows before a block that the windows of n steps need.
-    """
+class HindsightFormat(WholeFormat):
+    """The format of a `HindsightAdder`, whose arguments it takes."""
 
     def __init__(
         self,
@@ -117,10 +113,9 @@ class HindsightFormat(NStepFormat):
         max_steps: int,
         random: np.random.Generator,
     ):
-        super().__init__(n_step, discount, False, reward_clip)
+        super().__init__(n_step, discount, reward_clip, max_steps)
         self._outcome, self._num_goals, self._strategy = outcome, num_goals, strategy
-        self._max_steps, self._random = max_steps, random
-        self.least = n_step if n_step > 1 else 0
+        self._random = random
         self._checked = False  # whether `outcome` gave the rewards of an episode
 
     def begin(self, block: Block) -> None:
@@ -136,41 +131,15 @@ class HindsightFormat(NStepFormat):
             )
         if tree.is_nested(reward) or np.shape(reward) != block.batch:
             raise ValueError(f"reward: got {reward!r}, expected one number for each env to have goals.")
-        # Time index of the first step of each env that has no other goals yet.
-        self._begins = np.full(block.num_envs, block.history)
-        self._length = len(block.rows)
 
     def emit(self, block: Block, end: int) -> Sequence[ItemBatch]:
-        if len(block.rows) != self._length:  # The arrays have grown with the history, and are others.
-            self.sum_over(block)
-            self._length = len(block.rows)
-        own = super().emit(block, end)
-        finished = self._finished(block, end)
-        again = self._again(block, *finished) if len(finished[0]) else ItemBatch()
-        block.next_history = max(self.least, end - int(self._begins.min()))
-        self._begins -= end - block.next_history
-        return [own, again]  # type: ignore[list-item]
-
-    def _finished(self, block: Block, end: int) -> tuple[np.ndarray, ...]:
-        """Returns the parts of episodes that end here.
-
-        Returns:
-          int64 `[p]` each: the time indices of their first rows and of their closing rows, and their envs.
-        """
-        found, history, begins = [], block.history, self._begins
-        kinds = block.step_types[history : end + 1]
-        for time, env in np.argwhere(kinds != MID):
-            is_first, time = kinds[time, env] == FIRST, time + history
-            found.append((begins[env], time - is_first, env))  # The row before FIRST closes.
-            begins[env] = time + 1 - is_first
-        for env in np.flatnonzero(end - begins >= self._max_steps):
-            found.append((begins[env], end, env))
-            begins[env] = end
-        parts = np.array([part for part in found if part[0] < part[1]], np.int64)
-        return tuple(parts.reshape(-1, 3).T)
+        windows = self.windows(block, end)
+        own = ItemBatch() if windows is None else self.items(block, *windows)
+        finished = self.finish(block, end)
+        return [own, self._again(block, *finished) if len(finished[0]) else ItemBatch()]
 
     def _again(self, block: Block, first: np.ndarray, last: np.ndarray, env: np.ndarray) -> ItemBatch:
-        """Returns the items with other goals of parts of episodes, `[p]` each; see `_finished`."""
+        """Returns the items with other goals of parts of episodes, `[p]` each; see `finish`."""
         width, fields = block.num_envs, block.fields
         count = last - first
         time = np.concatenate([np.arange(*part) for part in zip(first, last, strict=True)])

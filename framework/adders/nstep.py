@@ -159,6 +159,11 @@ class NStepFormat(ItemFormat):
             raise ValueError(f"reward and discount: expected shapes that broadcast. {error}") from error
 
     def emit(self, block: Block, end: int) -> ItemBatch | Sequence[ItemBatch]:
+        windows = self.windows(block, end)
+        return ItemBatch() if windows is None else self.items(block, *windows)
+
+    def windows(self, block: Block, end: int) -> tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]] | None:
+        """Appends the rows up to `end`; returns the windows that they complete, as `items` takes them."""
         history, width = block.history, block.num_envs
         # Rows up to `end`: the newest items end at the newest observation.
         if block.frames is None:
@@ -169,8 +174,7 @@ class NStepFormat(ItemFormat):
         if (limit := self._reward_clip) is not None:
             for rewards in block.fields["reward"].arrays:
                 np.clip(rewards[history:end], -limit, limit, out=rewards[history:end])
-        windows = self._returns.windows(block.step_types[: end + 1], history)
-        return ItemBatch() if windows is None else self.items(block, *windows)
+        return self._returns.windows(block.step_types[: end + 1], history)
 
     def items(
         self,

@@ -42,6 +42,9 @@ class ForkingAdder(Adder):
     def ready(self) -> bool:
         return all(adder.ready() for adder in self._adders)
 
+    def room(self) -> int:
+        return min(adder.room() if isinstance(adder, Adder) else 1 for adder in self._adders)
+
     def flush_pending(self, late: bool = False) -> None:
         for adder in self._adders:
             if isinstance(adder, Adder):  # One of a user's own may have no more than the abstract methods.

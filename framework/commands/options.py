@@ -40,6 +40,8 @@ class TrainOptions:
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     # `repertory list` shows examples of all suites.
     environment: Annotated[str | None, tyro.conf.arg(metavar="SUITE:NAME")] = "gymnasium:CartPole-v1"
+    # A preset of the agent to begin with in place of the environment's, such as 'atari:*', the suite's.
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     # serial, threads, processes, ray or launchpad.
     engine: Annotated[str, tyro.conf.arg(metavar="ENGINE")] = "processes"
     restarts: int = 0  # How often each node may fail and be restarted before the run ends with its error.

@@ -33,7 +33,7 @@ from framework.runs.run_config import RunConfig
 from framework.runs.run_folder import RunError, RunFolder, keeps_settings
 from launch.texts import printable
 
-_NOT_IN_FILES = ("config", "allow")  # A file does not say what it may name.
+_NOT_IN_FILES = ("config", "allow", "preset")  # A file has values, and does not say what it may name.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +57,8 @@ def start(name: str | None, arguments: Sequence[str]) -> int:
     """Trains the agent `name`, or the agent in the file of `--config`, in a new folder."""
     entry, options, config, agent_config = parse_new(name, arguments)
     agent = entry.make(agent_config)
-    _, origin = find_preset(entry.load(), options.environment) if options.config is None else (None, "")
+    _, origin = find_preset(entry.load(), options.preset or options.environment)
+    origin = "" if options.config is not None else origin
     interrupts.clean_up_first()
     if config.directory is not None:
         return _start(agent, options, config, origin)
@@ -93,7 +94,7 @@ def parse_new(
     which overrides the preset, which overrides the defaults.
     """
     # The file says which agent, the environment which preset, and both give the defaults of the other flags.
-    early, _ = _early(arguments, "--config", "--environment", "--dataset")
+    early, _ = _early(arguments, "--config", "--environment", "--dataset", "--preset")
     given = _read(early.config)
     in_file = {key: value for key, value in given.items() if key != "environment" or not early.environment}
     with config_checks.RaisedAs(UsageError, ValueError, f"{early.config}: "):
@@ -110,7 +111,10 @@ def parse_new(
     environment = early.environment or given.pop("environment", None)
     if environment is None and dataset is None:
         environment = default_environment(entry)
-    preset, _ = find_preset(entry.load(), environment)
+    if early.preset is not None and early.preset not in (known := presets_of(entry.load())):
+        near = config_checks.nearest(early.preset, known)
+        raise UsageError(f"--preset: got {early.preset!r}, expected one of {', '.join(known)}.{near}")
+    preset, _ = find_preset(entry.load(), early.preset or environment)
     run_settings = {**DEFAULTS, **preset.run}
     if dataset is not None:
         run_settings |= {**OF_DATASETS, **({"evaluate_period": None} if environment is None else {})}

@@ -15,7 +15,6 @@ a thread where the program has threads.
 
 from framework.datasets.dataset import Dataset as Dataset
 from framework.datasets.demonstrations import DEMONSTRATIONS_TABLE as DEMONSTRATIONS_TABLE
-from framework.datasets.demonstrations import Demonstrations as Demonstrations
 from framework.datasets.episodes import EpisodeDataset as EpisodeDataset
 from framework.datasets.files import read_episodes as read_episodes
 from framework.datasets.files import write_episodes as write_episodes

@@ -1,16 +1,13 @@
-"""Demonstrations: episodes in a table of their own, of which every batch of an acting agent has a share."""
+"""Tables of episodes from files: all that a learner learns from, or a share of each of its batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from framework import replay
-from framework.adders import REPLAY_TABLE, Adder
-from framework.datasets.dataset import Dataset
-from framework.datasets.episodes import EpisodeDataset, play
+from framework.adders import Adder
+from framework.datasets.episodes import EpisodeDataset, plain_spec, play
 from framework.datasets.files import read_episodes
 from framework.replay.contracts import ReplayClient
 from framework.replay.sharded import MAX_SHARDS
@@ -19,67 +16,43 @@ from framework.specs import EnvironmentSpec
 DEMONSTRATIONS_TABLE = "demonstrations"
 
 
-class Demonstrations:
-    """Episodes that one learner writes into a table once, and from which nothing is removed.
+def table_of_episodes(name: str, path: str, spec: EnvironmentSpec, sampler: Any) -> replay.Table:
+    """A table that holds the items of all episodes at `path`. Raises ValueError unless they fit `spec`."""
+    episodes = read_episodes(path)
+    episodes.check(spec)
+    # No adder makes more items than two for each step. A server may hold any number of the episodes.
+    size = MAX_SHARDS * (2 * episodes.num_steps + len(episodes))
+    return replay.Table(name, sampler, replay.selectors.Fifo(), size, replay.rate_limiters.MinSize(1))
+
+
+def fill(
+    client: ReplayClient, table: str, path: str, make_adder: Callable[[EnvironmentSpec], Adder]
+) -> Callable[[], None]:
+    """Writes the episodes at `path` into a table, unless it has them.
+
+    A table from which nothing was drawn may lack some, because its writer was killed, and is written anew.
 
     Args:
-      source: a folder of episodes, or `module:function` that returns them; see `framework.datasets.files`.
-      n_step: steps of the adder's transitions.
-      make_adder: makes a `NStepTransitionAdder` that writes into `DEMONSTRATIONS_TABLE` of a client.
+      client: replay, with the table.
+      table: its name.
+      path: see `read_episodes`.
+      make_adder: makes an adder that writes into the table.
+
+    Returns:
+      A function that fills the table if its server lost all items, also by a restart from no checkpoint.
     """
 
-    def __init__(self, source: str | None, n_step: int, make_adder: Callable[[ReplayClient], Adder]):
-        self._source, self._n_step, self._make_adder = source, n_step, make_adder
+    def write() -> None:
+        episodes: EpisodeDataset = read_episodes(path)
+        spec = episodes.spec or plain_spec(episodes[0])
+        play(episodes, lambda: make_adder(spec), client)
 
-    def episodes(self) -> EpisodeDataset:
-        """The episodes. Raises ValueError without a source."""
-        if self._source is None:
-            raise ValueError(
-                "demonstrations: got None, expected a folder of episodes or module:function. Record episodes "
-                "with repertory record, or framework.datasets.record."
-            )
-        return read_episodes(self._source)
+    def write_if_empty() -> None:
+        if not client.server_info()[table].current_size:
+            write()
 
-    def make_table(self, spec: EnvironmentSpec, sampler: Any) -> replay.Table:
-        """Their table. Raises ValueError unless they fit `spec`."""
-        episodes = self.episodes()
-        episodes.check(spec)
-        # Never full. Each of several servers has a part of this size and any number of the episodes.
-        size = MAX_SHARDS * self._num_items(episodes)
-        remover, limiter = replay.selectors.Fifo(), replay.rate_limiters.MinSize(1)
-        return replay.Table(DEMONSTRATIONS_TABLE, sampler, remover, size, limiter)
-
-    def make_dataset(
-        self, client: ReplayClient, fraction: float, batch_size: int, *, writes: bool = True, **options: Any
-    ) -> Dataset:
-        """Batches of demonstrations and of the actors' items.
-
-        Args:
-          client: replay, with both tables.
-          fraction: share of demonstrations in a batch.
-          batch_size: items of a batch.
-          writes: whether to write the demonstrations, if they are not there, also after a restart of the
-            server from no checkpoint: True in one learner.
-          options: of `Dataset`.
-        """
-        if writes:
-            self._fill(client, client.server_info()[DEMONSTRATIONS_TABLE].current_size)
-
-        def fill_again() -> None:
-            if not client.server_info()[DEMONSTRATIONS_TABLE].current_size:
-                self._fill(client, 0)
-
-        shares = {DEMONSTRATIONS_TABLE: fraction, REPLAY_TABLE: 1.0 - fraction}
-        return Dataset(client, shares, batch_size, while_waiting=fill_again if writes else None, **options)
-
-    def _fill(self, client: ReplayClient, size: int) -> None:
-        episodes = self.episodes()
-        if size == self._num_items(episodes):
-            return
-        client.reset(DEMONSTRATIONS_TABLE)
-        play(episodes, lambda: self._make_adder(client), client)
-
-    def _num_items(self, episodes: EpisodeDataset) -> int:
-        """What `NStepTransitionAdder` makes of them."""
-        lengths = episodes.lengths
-        return int((lengths + np.minimum(lengths, self._n_step) - 1).sum())
+    info = client.server_info()[table]
+    if info.current_size and not info.rate_limiter_info.sample_stats.completed:
+        client.reset(table)
+    write_if_empty()
+    return write_if_empty

@@ -66,6 +66,7 @@ def write_episodes(
     layout: Literal["npz", "minari"] = "npz",
     spec: EnvironmentSpec | None = None,
     about: Mapping[str, Any] | None = None,
+    compress: bool = False,
 ) -> Path:
     """Writes episodes to a new folder, which is there only when it is complete. Returns its path.
 
@@ -76,14 +77,19 @@ def write_episodes(
       spec: the `EnvironmentSpec` of one env. None is that of `episodes`, if they are an `EpisodeDataset`;
         else specs without bounds, with the shapes and dtypes of the first episode.
       about: values for JSON, such as the policy, the seeds and the commit.
+      compress: whether arrays are compressed, for small data of pictures: reading then takes memory for all
+        of it. Only with "npz".
 
     Raises:
-      ValueError: There are no episodes, the layout is unknown, or an episode differs from the spec.
+      ValueError: There are no episodes, the layout is unknown, is not one that is compressed, or an episode
+        differs from the spec.
       FileExistsError: There is something at `path`.
       ImportError: Minari is not installed.
     """
     if layout not in _LAYOUTS:
         raise ValueError(f"layout: got {layout!r}, expected one of {', '.join(_LAYOUTS)}.")
+    if compress and layout != "npz":
+        raise ValueError(f"compress: got True with layout {layout!r}, expected False, or layout 'npz'.")
     place = Path(path).expanduser()
     if place.exists():
         raise FileExistsError(f"{place} exists. Write the episodes to a new folder, or remove it.")
@@ -102,7 +108,8 @@ def write_episodes(
     aside = place.with_name(f".{place.name}-{secrets.token_hex(4)}")
     aside.mkdir(parents=True)
     try:
-        _LAYOUTS[layout].write(aside, checked, spec, dict(about or {}))
+        options = {"compress": True} if compress else {}
+        _LAYOUTS[layout].write(aside, checked, spec, dict(about or {}), **options)
         aside.rename(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

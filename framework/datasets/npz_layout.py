@@ -8,7 +8,7 @@ FOLDER/episodes-00000.npz    rows of some episodes, one after the other, in an a
 A shard has `lengths`, int64: the transitions T of each episode. `action`, `reward` and `discount` have T rows
 of each episode, observations T + 1. Leaves are named by their path, as in `observation/camera`. Of an
 observation that is a stack of k frames (`specs.StackedArray`), each frame is stored once: T + k of an
-episode. Arrays are not compressed, so that they can be mapped.
+episode. Arrays are mapped unless they are compressed: these are read whole when the folder is opened.
 """
 
 from __future__ import annotations
@@ -40,8 +40,15 @@ def index_of(path: Path) -> Path | None:
     return path / INDEX if (path / INDEX).is_file() else None
 
 
-def write(path: Path, episodes: Iterable[Step], spec: specs.EnvironmentSpec, about: dict[str, Any]) -> None:
+def write(
+    path: Path,
+    episodes: Iterable[Step],
+    spec: specs.EnvironmentSpec,
+    about: dict[str, Any],
+    compress: bool = False,
+) -> None:
     """Writes the shards and the manifest into the empty folder `path`; see `write_episodes`."""
+    save = np.savez_compressed if compress else np.savez
     shards: list[dict[str, Any]] = []
     parts: list[dict[str, Nest]] = []
     lengths: list[int] = []
@@ -52,7 +59,7 @@ def write(path: Path, episodes: Iterable[Step], spec: specs.EnvironmentSpec, abo
         leaves, structure = nest.flatten(rows)
         arrays = dict(zip(nest.paths(structure), leaves, strict=True))
         shards.append({"file": f"episodes-{len(shards):05}.npz", "episodes": len(parts)})
-        np.savez(path / shards[-1]["file"], lengths=np.array(lengths, np.int64), **arrays)
+        save(path / shards[-1]["file"], lengths=np.array(lengths, np.int64), **arrays)
         parts.clear()
         lengths.clear()
 

@@ -282,18 +282,23 @@ class ObservationActionReward(EnvironmentWrapper):
     and replay holds the same inputs.
     """
 
-    def __init__(self, environment: BatchedEnvironment, reward_clip: float | None = None):
-        """`reward_clip`: the reward is clipped to +- this, in the observation only; None keeps it."""
+    def __init__(
+        self, environment: BatchedEnvironment, reward_clip: float | None = None, action: bool = True
+    ):
+        """Adds the two.
+
+        Args:
+          environment: the environment.
+          reward_clip: the reward is clipped to +- this, in the observation only; None keeps it.
+          action: False leaves the action out.
+        """
         super().__init__(environment)
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"reward_clip: got {reward_clip}, expected more than 0, or None.")
         self._clip = reward_clip
         self._no_action = specs.zeros(self.spec.actions, (self.num_envs,))
-        seen = {
-            "observation": self.spec.observations,
-            "action": self.spec.actions,
-            "reward": self.spec.rewards,
-        }
+        self._leaves_out_action = not action
+        seen = self._seen(self.spec.observations, self.spec.actions, self.spec.rewards)
         self.spec = self.spec._replace(observations=seen)
 
     def write_to(self, rows: TimeStepRows | None) -> None:
@@ -318,9 +323,13 @@ class ObservationActionReward(EnvironmentWrapper):
         reward = timestep.reward
         if self._clip is not None:
             reward = tree.map_structure(lambda leaf: leaf.clip(-self._clip, self._clip), reward)
-        return timestep._replace(
-            observation={"observation": timestep.observation, "action": action, "reward": reward}
-        )
+        return timestep._replace(observation=self._seen(timestep.observation, action, reward))
+
+    def _seen(self, observation: Nest, action: Nest, reward: Nest) -> dict[str, Nest]:
+        seen = {"observation": observation, "action": action, "reward": reward}
+        if self._leaves_out_action:
+            del seen["action"]
+        return seen
 
 
 class ScaleObservation(_ObservationWrapper):

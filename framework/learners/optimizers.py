@@ -29,7 +29,8 @@ class Adam(torch.optim.Adam):
       lr: learning rate.
       betas: decay rates of the running means of the gradient and its square.
       eps: term added to the denominator.
-      weight_decay: weight of the L2 penalty.
+      weight_decay: weight of the L2 penalty. In a group with `decoupled_weight_decay`, the share of the
+        learning rate by which parameters shrink (AdamW; Loshchilov and Hutter, 2019).
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Adam(torch.optim.Adam):
             else:
                 torch._foreach_add_(steps, 1)
             beta1, beta2 = group["betas"]
-            torch._fused_adam_(
+            decoupled = group.get("decoupled_weight_decay", False)
+            update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+            update(
                 parameters,
                 gradients,
                 means,

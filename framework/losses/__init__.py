@@ -13,6 +13,8 @@ from framework.losses.distributional import categorical_projection as categorica
 from framework.losses.distributional import expected_returns as expected_returns
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
+from framework.losses.distributional import tqc_critic_loss as tqc_critic_loss
+from framework.losses.distributional import truncated_quantiles as truncated_quantiles
 from framework.losses.embeddings import embedding_loss as embedding_loss
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl
@@ -37,6 +39,7 @@ from framework.losses.mpo import mpo_weights as mpo_weights
 from framework.losses.munchausen import munchausen_errors as munchausen_errors
 from framework.losses.munchausen import munchausen_next_values as munchausen_next_values
 from framework.losses.munchausen import munchausen_rewards as munchausen_rewards
+from framework.losses.offline import calibrated_values as calibrated_values
 from framework.losses.offline import conservative_penalty as conservative_penalty
 from framework.losses.offline import expectile_loss as expectile_loss
 from framework.losses.offline import gradient_similarity as gradient_similarity
@@ -61,6 +64,7 @@ from framework.losses.rescaling import inverse_value_rescaling as inverse_value_
 from framework.losses.rescaling import sequence_priorities as sequence_priorities
 from framework.losses.rescaling import value_rescaling as value_rescaling
 from framework.losses.returns import VTrace as VTrace
+from framework.losses.returns import clipped_rewards as clipped_rewards
 from framework.losses.returns import generalized_advantages as generalized_advantages
 from framework.losses.returns import lambda_returns as lambda_returns
 from framework.losses.returns import n_step_returns as n_step_returns

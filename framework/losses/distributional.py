@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from framework.losses.masking import check_alike
+from framework.losses.masking import check_alike, discounted
 
 
 def quantile_huber(
@@ -33,6 +33,38 @@ def quantile_huber(
     fractions = fractions.unsqueeze(2)
     weights = torch.where(samples < estimates.detach(), 1.0 - fractions, fractions)
     return (weights * sizes).mean(2).sum(1) / (kappa or 1.0)
+
+
+def truncated_quantiles(quantiles: torch.Tensor, dropped: int) -> torch.Tensor:
+    """All critics' quantiles `[C, N, M]`, sorted, without the largest: `[N, C * (M - dropped)]`.
+
+    The mixture of C critics is truncated by `C * dropped` quantiles (Kuznetsov et al., 2020, TQC).
+    """
+    critics, _, each = quantiles.shape
+    pooled = quantiles.movedim(1, 0).flatten(1).sort(1).values
+    return pooled[:, : critics * (each - dropped)]
+
+
+def tqc_critic_loss(
+    quantiles: torch.Tensor, rewards: torch.Tensor, discounts: torch.Tensor, next_quantiles: torch.Tensor
+) -> torch.Tensor:
+    """`quantile_huber` of the targets `r + d * z` (Kuznetsov et al., 2020, TQC): the sum over the critics.
+
+    Each critic's loss is a mean over the items and over its quantiles.
+
+    Args:
+      quantiles: `[C, N, M]` of C critics at the fractions (m + 1/2) / M.
+      rewards: `[N]`.
+      discounts: `[N]` gamma times the environment's discount.
+      next_quantiles: `[N, K]` `truncated_quantiles` of the next observation, less the policy's entropy term.
+    """
+    check_alike(rewards=rewards, discounts=discounts, quantiles=quantiles[0, :, 0])
+    critics, items, count = quantiles.shape
+    fractions = (torch.arange(count, device=quantiles.device) + 0.5) / count
+    targets = rewards.unsqueeze(1) + discounted(discounts.unsqueeze(1), next_quantiles)
+    rows = quantiles.flatten(0, 1)
+    each = quantile_huber(rows, fractions.expand_as(rows), targets.repeat(critics, 1))
+    return each.sum() / (items * count)
 
 
 def categorical_projection(

@@ -16,19 +16,35 @@ def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:
     return torch.where(errors < 0, 1.0 - expectile, expectile) * errors.square()
 
 
-def conservative_penalty(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+def conservative_penalty(values: torch.Tensor, taken_values: torch.Tensor) -> torch.Tensor:
     """How much larger the soft maximum of the values is than the values of the data's actions.
 
     `logsumexp_b q(s, b) - q(s, a)`, equation 4 of Kumar et al. (2020), CQL(H), for discrete actions.
 
     Args:
       values: `[..., A]`; illegal actions have the lowest number of their dtype.
-      actions: int64 `[...]`.
+      taken_values: `[...]` of the data's actions.
 
     Returns:
-      `[...]`, at least 0.
+      `[...]`, at least 0 for the data's own values.
     """
-    return values.logsumexp(-1) - values.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return values.logsumexp(-1) - taken_values
+
+
+def calibrated_values(values: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """`max(q(s, b), G(s))`: the penalty presses no value below what the data earned from `s` on.
+
+    Equation 5.1 of Nakamoto et al. (2023), Cal-QL, with the Monte Carlo return of the data as the value of
+    its policy.
+
+    Args:
+      values: `[..., N, S]` of S actions.
+      returns: `[N]`.
+
+    Returns:
+      `[..., N, S]`.
+    """
+    return torch.maximum(values, returns.unsqueeze(-1))
 
 
 def sampled_conservative_penalty(

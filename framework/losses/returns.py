@@ -41,6 +41,12 @@ def transition_mask(mask: torch.Tensor) -> torch.Tensor:
     return usable
 
 
+def clipped_rewards(rewards: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """Rewards as float32, clipped to +- `limit` (Mnih et al., 2015); None keeps them."""
+    rewards = rewards.float()
+    return rewards if limit is None else rewards.clamp(-limit, limit)
+
+
 def generalized_advantages(
     rewards: torch.Tensor,
     discounts: torch.Tensor,

@@ -4,6 +4,10 @@ Importing this package imports torch; `import framework` does not.
 """
 
 from framework.networks.actor_critic import ActorCritic as ActorCritic
+from framework.networks.bodies import BODIES as BODIES
+from framework.networks.bodies import MakeBody as MakeBody
+from framework.networks.bodies import SimBa as SimBa
+from framework.networks.bodies import make_body as make_body
 from framework.networks.control import DeterministicHead as DeterministicHead
 from framework.networks.control import PolicyNetwork as PolicyNetwork
 from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
@@ -48,6 +52,10 @@ from framework.networks.normalization import RewardScale as RewardScale
 from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuantileNetwork
 from framework.networks.recurrent import RecurrentEncoder as RecurrentEncoder
 from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
+from framework.networks.regularization import BatchRenorm as BatchRenorm
+from framework.networks.regularization import Dropout as Dropout
+from framework.networks.regularization import batch_statistics as batch_statistics
+from framework.networks.regularization import dropout as dropout
 from framework.networks.torsos import ACTIVATIONS as ACTIVATIONS
 from framework.networks.torsos import CONVOLUTIONS as CONVOLUTIONS
 from framework.networks.torsos import MLP as MLP
@@ -58,3 +66,4 @@ from framework.networks.torsos import RecurrentCore as RecurrentCore
 from framework.networks.torsos import ResidualConv as ResidualConv
 from framework.networks.torsos import ShallowConv as ShallowConv
 from framework.networks.torsos import in_float32 as in_float32
+from framework.networks.torsos import make_torso as make_torso

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from framework.networks.bodies import MakeBody
 from framework.networks.distributions import DiagonalGaussian
 from framework.networks.masks import masked_policy
 from framework.networks.modules import Linear, Module
@@ -25,7 +26,7 @@ class PolicyNetwork(Module):
       observation_spec: nest of dm_env specs of one env.
       hidden_sizes: widths of the hidden layers.
       make_head: width of the features to the head, such as `Actions.make_head`.
-      layer_norm: normalizes each hidden layer before its activation.
+      make_body: makes the hidden layers, such as `networks.make_body`.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class PolicyNetwork(Module):
         observation_spec: Nest,
         hidden_sizes: Sequence[int],
         make_head: Callable[[int], nn.Module],
-        layer_norm: bool = False,
+        make_body: MakeBody = MLP,
     ):
         super().__init__()
         self.encoder = ObservationEncoder(observation_spec)
-        self.body = MLP(self.encoder.output_size, hidden_sizes, layer_norm=layer_norm)
+        self.body = make_body(self.encoder.output_size, hidden_sizes)
         self.head = make_head(self.body.output_size)
 
     def forward(self, observation: Nest) -> Any:

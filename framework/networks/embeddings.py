@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from framework.networks.bodies import MakeBody
 from framework.networks.control import DeterministicHead
 from framework.networks.modules import Linear, Module
 from framework.networks.torsos import MLP, ObservationEncoder
@@ -76,9 +77,9 @@ class EmbeddedPolicy(_Embedded):
       observation_spec: nest of dm_env specs of one env.
       action_size: D.
       embeddings: the embeddings that it copies.
-      hidden_sizes: widths of the hidden layers, with a ReLU after each. Before them, a linear layer of the
+      hidden_sizes: widths of the hidden layers. Before them, a linear layer of the
         first width makes features of the observation.
-      layer_norm: normalizes each hidden layer before its activation.
+      make_body: makes the hidden layers, such as `networks.make_body`.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class EmbeddedPolicy(_Embedded):
         action_size: int,
         embeddings: StateActionEmbeddings,
         hidden_sizes: Sequence[int] = (256, 256),
-        layer_norm: bool = False,
+        make_body: MakeBody = MLP,
     ):
         super().__init__(embeddings)
         self.encoder = ObservationEncoder(observation_spec)
         self.features = Linear(self.encoder.output_size, hidden_sizes[0])
         width = hidden_sizes[0] + embeddings.of_features.output_size
-        self.body = MLP(width, hidden_sizes, layer_norm=layer_norm)
+        self.body = make_body(width, hidden_sizes)
         self.head = DeterministicHead(self.body.output_size, action_size)
 
     def forward(self, observation: Nest) -> torch.Tensor:
@@ -108,10 +109,10 @@ class EmbeddedCritics(_Embedded):
       observation_spec: nest of dm_env specs of one env.
       action_size: D, width of the action `[..., D]`.
       embeddings: the embeddings that they copy.
-      hidden_sizes: widths of the hidden layers of each critic, with an ELU after each. Before them, a linear
+      hidden_sizes: widths of the hidden layers of each critic. Before them, a linear
         layer of the first width makes features of observation and action.
       count: number of critics.
-      layer_norm: normalizes each hidden layer before its activation.
+      make_body: makes the hidden layers and the output of each.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class EmbeddedCritics(_Embedded):
         embeddings: StateActionEmbeddings,
         hidden_sizes: Sequence[int] = (256, 256),
         count: int = 2,
-        layer_norm: bool = False,
+        make_body: MakeBody = MLP,
     ):
         super().__init__(embeddings)
         encoders = [ObservationEncoder(observation_spec) for _ in range(count)]
@@ -129,9 +130,7 @@ class EmbeddedCritics(_Embedded):
         inputs, width = encoders[0].output_size + action_size, hidden_sizes[0]
         self.features = nn.ModuleList(Linear(inputs, width) for _ in range(count))
         width += 2 * embeddings.of_features.output_size
-        self.heads = nn.ModuleList(
-            MLP(width, hidden_sizes, 1, activation="elu", layer_norm=layer_norm) for _ in range(count)
-        )
+        self.heads = nn.ModuleList(make_body(width, hidden_sizes, 1) for _ in range(count))
 
     def forward(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
         state = self.embeddings.state(observation)

@@ -18,9 +18,10 @@ from torch import nn
 
 from framework import specs
 from framework.networks import distributions
+from framework.networks.bodies import MakeBody
 from framework.networks.modules import Linear, Module
 from framework.networks.noisy import NoisyLinear
-from framework.networks.torsos import CONVOLUTIONS, MLP, ObservationEncoder, in_float32, orthogonal_
+from framework.networks.torsos import MLP, ObservationEncoder, in_float32, make_torso, orthogonal_
 from framework.types import Nest
 
 # A small last layer makes the first policy nearly uniform, whatever the features are.
@@ -135,7 +136,7 @@ class QNetwork(Module):
       layer_norm: normalizes each hidden layer before its activation.
       outputs_per_action: K, the number of outputs for each action.
       noise: initial noise of the layers after the encoder, as in `MLP`.
-      torso: network for images, one of `CONVOLUTIONS`.
+      torso, torso_size: network for images, as in `make_torso`.
     """
 
     def __init__(
@@ -148,9 +149,10 @@ class QNetwork(Module):
         outputs_per_action: int = 1,
         noise: float = 0.0,
         torso: str = "nature",
+        torso_size: int | None = None,
     ):
         super().__init__()
-        self.encoder = ObservationEncoder(observation_spec, make_convolution=CONVOLUTIONS[torso])
+        self.encoder = ObservationEncoder(observation_spec, make_convolution=make_torso(torso, torso_size))
         width, outputs = self.encoder.output_size, num_actions * outputs_per_action
         self._shape = (num_actions, outputs_per_action)[: 1 if outputs_per_action == 1 else 2]
         mlp = functools.partial(MLP, layer_norm=layer_norm, noise=noise)
@@ -192,7 +194,7 @@ class Critics(Module):
       action_size: D, width of the action `[..., D]`.
       hidden_sizes: widths of the hidden layers of each critic.
       count: number of critics.
-      layer_norm: normalizes each hidden layer before its activation.
+      make_body: makes the hidden layers and the output of each, such as `networks.make_body`.
       num_actions: number of discrete actions; `action_size` is then 0.
       outputs_per_action: K, the number of outputs for each continuous action.
     """
@@ -203,7 +205,7 @@ class Critics(Module):
         action_size: int,
         hidden_sizes: Sequence[int] = (256, 256),
         count: int = 2,
-        layer_norm: bool = False,
+        make_body: MakeBody = MLP,
         num_actions: int | None = None,
         outputs_per_action: int = 1,
     ):
@@ -212,9 +214,7 @@ class Critics(Module):
         width = encoders[0].output_size + action_size
         self.encoders = nn.ModuleList(encoders)
         outputs = num_actions or outputs_per_action
-        self.heads = nn.ModuleList(
-            MLP(width, hidden_sizes, outputs, layer_norm=layer_norm) for _ in range(count)
-        )
+        self.heads = nn.ModuleList(make_body(width, hidden_sizes, outputs) for _ in range(count))
         self._scalar = num_actions is None and outputs == 1
 
     def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:
@@ -225,6 +225,18 @@ class Critics(Module):
             features = [torch.cat([each, action], -1) for each in features]
         values = torch.stack([head(each) for head, each in zip(self.heads, features, strict=True)])
         return values.squeeze(-1) if self._scalar else values
+
+    def slopes(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        """The gradient `[count, ..., D]` of each critic's value by the action `[..., D]`; it has one, too."""
+        features = [encoder(observation) for encoder in self.encoders]
+
+        def total(actions: torch.Tensor) -> torch.Tensor:  # Each critic has an action of its own.
+            inputs = [torch.cat(pair, -1) for pair in zip(features, actions.unbind(), strict=True)]
+            values = [head(each).sum() for head, each in zip(self.heads, inputs, strict=True)]
+            return torch.stack(values).sum()
+
+        found: torch.Tensor = torch.func.grad(total)(action.expand(len(self.heads), *action.shape))
+        return found
 
 
 class Actions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ class ImplicitQuantileNetwork(QNetwork):
       layer_norm: normalizes each hidden layer before its activation.
       noise: initial noise of the layers after the encoder, except the fractions' layer, as in `MLP`.
       num_cosines: number of cosines of a fraction.
-      torso: network for images, one of `CONVOLUTIONS`.
+      torso, torso_size: network for images, as in `make_torso`.
     """
 
     fractions: torch.Tensor
@@ -45,11 +46,11 @@ class ImplicitQuantileNetwork(QNetwork):
         noise: float = 0.0,
         num_cosines: int = 64,
         torso: str = "nature",
+        torso_size: int | None = None,
     ):
         # Both streams of a dueling network have their last hidden layer after the product.
-        super().__init__(
-            observation_spec, num_actions, hidden_sizes, True, layer_norm, noise=noise, torso=torso
-        )
+        settings: Any = {"noise": noise, "torso": torso, "torso_size": torso_size}
+        super().__init__(observation_spec, num_actions, hidden_sizes, True, layer_norm, **settings)
         if not dueling:
             self.value = None
         self.embedding = Linear(num_cosines, self.body.output_size)

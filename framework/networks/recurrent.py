@@ -12,7 +12,7 @@ from dm_env import specs as dm_specs
 from framework.networks import inputs
 from framework.networks.heads import QNetwork
 from framework.networks.modules import Module
-from framework.networks.torsos import NatureConv, ObservationEncoder, RecurrentCore
+from framework.networks.torsos import CONVOLUTIONS, NatureConv, ObservationEncoder, RecurrentCore
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
@@ -27,6 +27,7 @@ class RecurrentEncoder(Module):
       lstm_size: width of the LSTM; None leaves it out.
       activation: activation of the layers before it.
       make_convolution: as in `ObservationEncoder`.
+      lstm_layers: number of layers of the LSTM.
 
     Attributes:
       output_size: F, the width of the features.
@@ -39,13 +40,14 @@ class RecurrentEncoder(Module):
         lstm_size: int | None = 64,
         activation: str = "relu",
         make_convolution: Callable[[Sequence[int]], Any] = NatureConv,
+        lstm_layers: int = 1,
     ):
         super().__init__()
         has_images = any(each.kind == inputs.PICTURE for each in inputs.inputs_of(observation_spec))
         sizes = () if has_images else hidden_sizes
         self.torso = ObservationEncoder(observation_spec, sizes, activation, make_convolution)
         width = self.torso.output_size
-        self.core = None if lstm_size is None else RecurrentCore(width, lstm_size)
+        self.core = None if lstm_size is None else RecurrentCore(width, lstm_size, layers=lstm_layers)
         self.output_size = lstm_size or width
 
     def initial_state(self, batch_size: int) -> State:
@@ -90,6 +92,7 @@ class RecurrentQNetwork(RecurrentEncoder):
       lstm_size: width of the LSTM; None leaves it out.
       head_sizes: widths of the hidden layers after it.
       dueling: whether the value and the advantages have separate streams.
+      torso: network for images, one of `CONVOLUTIONS`.
     """
 
     def __init__(
@@ -100,8 +103,9 @@ class RecurrentQNetwork(RecurrentEncoder):
         lstm_size: int | None = 64,
         head_sizes: Sequence[int] = (64,),
         dueling: bool = True,
+        torso: str = "nature",
     ):
-        super().__init__(observation_spec, hidden_sizes, lstm_size)
+        super().__init__(observation_spec, hidden_sizes, lstm_size, make_convolution=CONVOLUTIONS[torso])
         features = dm_specs.Array((self.output_size,), "float32")
         self.head = QNetwork(features, num_actions, head_sizes, dueling)
 

@@ -18,6 +18,7 @@ from torch import nn
 from framework.networks import inputs
 from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh
 from framework.networks.noisy import NoisyLinear
+from framework.networks.regularization import BatchRenorm, Dropout
 from framework.types import Nest
 
 State = tuple[torch.Tensor, ...]
@@ -61,6 +62,8 @@ class MLP(Module):
       activation: relu, tanh, elu or silu.
       orthogonal_gain: gain of orthogonal weights; None keeps torch's default initialization.
       layer_norm: normalizes each hidden layer before its activation (Ba et al., 2016).
+      dropout: rate of a `Dropout` of each hidden layer, before that (Hiraoka et al., 2022).
+      batch_renorm: normalizes the input and each activation by `BatchRenorm` (Bhatt et al., 2024).
       noise: initial noise of the linear layers, see `NoisyLinear`. 0 is no noise, with plain layers.
     """
 
@@ -75,18 +78,24 @@ class MLP(Module):
         orthogonal_gain: float | None = None,
         layer_norm: bool = False,
         noise: float = 0.0,
+        dropout: float = 0.0,
+        batch_renorm: bool = False,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: got {activation!r}, expected one of {sorted(ACTIVATIONS)}.")
         linear = functools.partial(NoisyLinear, initial_noise=noise) if noise else Linear
-        layers: list[nn.Module] = []
+        layers: list[nn.Module] = [BatchRenorm(input_size)] if batch_renorm else []
         width = input_size
         for size in hidden_sizes:
             layers.append(linear(width, size))
+            if dropout:
+                layers.append(Dropout(dropout))
             if layer_norm:
                 layers.append(LayerNorm(size))
             layers.append(ACTIVATIONS[activation]())
+            if batch_renorm:
+                layers.append(BatchRenorm(size))
             width = size
         if output_size is not None:
             layers.append(linear(width, output_size))
@@ -157,6 +166,8 @@ class _Images(Module):
 class _Stack(_Images):
     """Convolutions `(filters, size, stride)` with ReLU, then one fully connected layer with ReLU.
 
+    That layer has `hidden_size` units, or the network's usual ones with None; 0 leaves it out.
+
     Images smaller than 36 pixels, such as MinAtar's 10 x 10, are too small for large strides. They get the
     network of Young and Tian (2019) instead: 16 filters of 3 x 3 and a layer of 128.
     """
@@ -178,11 +189,14 @@ class _Stack(_Images):
             layers += [convolution, *([_ChannelNorm(filters)] if self.normalizes else []), nn.ReLU()]
             channels = filters
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
-        linear = Linear(channels * height * width, hidden_size)
-        orthogonal_(linear, _RELU_GAIN)
-        norm = [LayerNorm(hidden_size)] if self.normalizes else []
-        self.layers = nn.Sequential(*layers, nn.Flatten(1), linear, *norm, nn.ReLU())
-        self.output_size = hidden_size
+        layers.append(nn.Flatten(1))
+        self.output_size = hidden_size or channels * height * width
+        if hidden_size:
+            linear = Linear(channels * height * width, hidden_size)
+            orthogonal_(linear, _RELU_GAIN)
+            norm = [LayerNorm(hidden_size)] if self.normalizes else []
+            layers += [linear, *norm, nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
 
 
 class _ChannelNorm(nn.LayerNorm):
@@ -226,11 +240,15 @@ class ResidualConv(_Images):
     """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3, right).
 
     For each entry of `filters`: a 3 x 3 convolution, a 3 x 3 max-pooling that halves the image, and two
-    residual blocks of two 3 x 3 convolutions; then one fully connected layer.
+    residual blocks of two 3 x 3 convolutions; then one fully connected layer of 256, or of `hidden_size`.
+    0 leaves it out.
     """
 
-    def __init__(self, shape: Sequence[int], filters: Sequence[int] = (16, 32, 32), hidden_size: int = 256):
+    def __init__(
+        self, shape: Sequence[int], hidden_size: int | None = None, filters: Sequence[int] = (16, 32, 32)
+    ):
         super().__init__(shape)
+        hidden_size = 256 if hidden_size is None else hidden_size
         layers: list[nn.Module] = []
         channels, height, width = self.channels, self.height, self.width
         for count in filters:
@@ -239,9 +257,11 @@ class ResidualConv(_Images):
             layers += [_ResidualBlock(count), _ResidualBlock(count)]
             channels = count
             height, width = (height + 1) // 2, (width + 1) // 2
-        linear = Linear(channels * height * width, hidden_size)
-        self.layers = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(1), linear, nn.ReLU())
-        self.output_size = hidden_size
+        self.output_size = hidden_size or channels * height * width
+        layers += [nn.ReLU(), nn.Flatten(1)]
+        if hidden_size:
+            layers += [Linear(channels * height * width, hidden_size), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
 
 
 class _ResidualBlock(Module):
@@ -266,6 +286,11 @@ CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | Resi
     "data_efficient": DataEfficientConv,
     "deep": ResidualConv,
 }
+
+
+def make_torso(name: str, size: int | None = None) -> Callable[[Sequence[int]], Any]:
+    """What an `ObservationEncoder` makes of images: one of `CONVOLUTIONS`, with `size` units at its end."""
+    return functools.partial(CONVOLUTIONS[name], hidden_size=size)
 
 
 class ObservationEncoder(Module):
@@ -357,7 +382,7 @@ def _as_float(leaf: torch.Tensor, divides: bool) -> torch.Tensor:
 
 
 class RecurrentCore(Module):
-    """An LSTM (Hochreiter and Schmidhuber, 1997) or a GRU (Cho et al., 2014) of one layer.
+    """An LSTM (Hochreiter and Schmidhuber, 1997) or a GRU (Cho et al., 2014) of one or more layers.
 
     ```python
     state = core.initial_state(envs)
@@ -368,37 +393,45 @@ class RecurrentCore(Module):
     The forget gates of the LSTM start with a bias of 1 (Jozefowicz et al., 2015), not with torch's 0. With 0,
     each step halves the memory, and after ten steps hardly any signal is left to learn from.
 
-    A state is a tuple of `[B, hidden_size]`: hidden and cell of an LSTM, hidden of a GRU; zeros at the
-    start of an episode. `step` and `unroll` use the same cell: for one time step a cell is about ten times as
-    fast as `nn.LSTM`, and in a sequence the state must restart wherever an episode does.
+    A state is a tuple of `[B, hidden_size]`: for each layer, hidden and cell of an LSTM, hidden of a GRU;
+    zeros at the start of an episode. `step` and `unroll` use the same cells: for one time step a cell is
+    about ten times as fast as `nn.LSTM`, and in a sequence the state must restart wherever an episode does.
 
     Args:
       input_size: width of the inputs.
       hidden_size: width of the state and of the output, `output_size`.
       kind: "lstm" or "gru".
+      layers: number of layers, each of which gets the output of the one before it.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, kind: str = "lstm"):
+    def __init__(self, input_size: int, hidden_size: int, kind: str = "lstm", layers: int = 1):
         super().__init__()
         cells: dict[str, type[nn.LSTMCell] | type[nn.GRUCell]] = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
         if kind not in cells:
             raise ValueError(f"kind: got {kind!r}, expected one of {sorted(cells)}.")
-        self.cell = cells[kind](input_size, hidden_size)
-        if kind == "lstm":
+        widths = [input_size] + [hidden_size] * (layers - 1)
+        made = [cells[kind](width, hidden_size) for width in widths]
+        for cell in made if kind == "lstm" else ():
             with torch.no_grad():
-                self.cell.bias_hh[hidden_size : 2 * hidden_size] += 1.0
+                cell.bias_hh[hidden_size : 2 * hidden_size] += 1.0
+        self.cells = nn.ModuleList(made)
         self._parts = 2 if kind == "lstm" else 1
         self.output_size = hidden_size
 
     def initial_state(self, batch_size: int) -> State:
         """Zeros for `batch_size` envs, on the device of the parameters."""
-        weight = self.cell.weight_hh
-        return tuple(weight.new_zeros(batch_size, self.output_size) for _ in range(self._parts))
+        weight: Any = self.cells[0].weight_hh
+        count = self._parts * len(self.cells)
+        return tuple(weight.new_zeros(batch_size, self.output_size) for _ in range(count))
 
     def step(self, inputs: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         """`[B, input_size]` and a state to `[B, hidden_size]` and the next state."""
-        after: State = (self.cell(inputs, state[0]),) if self._parts == 1 else self.cell(inputs, state)
-        hidden = after[0]
+        after: State = ()
+        hidden = inputs
+        for index, cell in enumerate(self.cells):
+            at = index * self._parts
+            part: State = (cell(hidden, state[at]),) if self._parts == 1 else cell(hidden, state[at : at + 2])
+            after, hidden = after + part, part[0]
         if not torch.is_grad_enabled():
             # Replay stores the states of acting. With autocast on a GPU they are bfloat16, unknown to numpy.
             after = tuple(part.to(before.dtype) for part, before in zip(after, state, strict=True))

@@ -8,6 +8,7 @@ gives overrides its values. A name may be a pattern:
 PRESETS = {
     "atari:Pong": Preset(agent={...}),
     "atari:*": Preset(agent={...}),                           # all other games
+    "gymnasium:{Ant,Hopper}-v*": Preset(agent={...}),
 }
 ```
 
@@ -17,6 +18,7 @@ An environment that no name matches gets the first preset of its family: one sui
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,11 +26,13 @@ from typing import Any
 
 _ROBOTS = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum"]
 _ROBOTS += ["InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d"]
+#: The pattern of all robots of MuJoCo in Gymnasium.
+MUJOCO = f"gymnasium:{{{','.join(_ROBOTS)}}}-v*"
 #: Patterns of the environments of which one's settings suit the others.
 FAMILIES = (
     ("atari:*", "gymnasium:ALE/*"),
     ("minatar:*",),
-    (*(f"gymnasium:{name}-v*" for name in _ROBOTS), "dm_control:*"),
+    (MUJOCO, "dm_control:*"),
     ("minigrid:*",),
     ("tasks:*",),
     ("multi_agent:*",),
@@ -46,6 +50,36 @@ OF_DATASETS: Mapping[str, Any] = {
 }
 
 
+#: How runs on Atari and on robots are made. Replay is large, so it is rarely saved.
+ATARI_RUN: Mapping[str, Any] = {
+    "num_actors": 1,
+    "envs_per_actor": 8,
+    "max_env_steps": 50_000_000,  # 200 million frames.
+    "max_evaluation_steps": 27_000,  # Whole games.
+    "evaluate_period": 1_000_000,
+    "num_evaluation_episodes": 8,
+    "learner_log_period": 10_000,
+    "checkpoint_period": 1_000_000,
+    "checkpoint_minutes": None,
+    "keep_checkpoints": 1,
+}
+#: The same with the emulator of the papers until 2018, which ended episodes with a life.
+ATARI_2015_RUN: Mapping[str, Any] = {
+    **ATARI_RUN,
+    "environment_options": {"sticky_actions": 0.0, "life_loss_terminates": True},
+}
+CONTROL_RUN: Mapping[str, Any] = {
+    "num_actors": 1,
+    "envs_per_actor": 1,
+    "max_env_steps": 1_000_000,
+    "evaluate_period": 50_000,
+    "num_evaluation_episodes": 10,
+}
+#: The source of what no publication says.
+HERE = "here"
+_PUBLISHED = ("max_env_steps", "max_evaluation_steps", "environment_options")
+
+
 @dataclass(frozen=True)
 class Preset:
     """Differences from the default settings.
@@ -53,10 +87,29 @@ class Preset:
     Attributes:
       agent: fields of the agent's config.
       run: fields of `framework.programs.RunConfig`.
+      source: publication of the fields of the agent, and of the run's length and environment.
+      sources: names of other fields, separated by spaces, by their source.
     """
 
     agent: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
+    source: str = HERE
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def by_source(self) -> dict[str, dict[str, Any]]:
+        """All fields with their values, by source.
+
+        Raises:
+          ValueError: `sources` names no field of the preset.
+        """
+        found: dict[str, dict[str, Any]] = {self.source: {}}
+        named = {name: source for source, names in self.sources.items() for name in names.split()}
+        for name, value in {**self.agent, **self.run}.items():
+            usual = self.source if name in self.agent or name in _PUBLISHED else HERE
+            found.setdefault(named.pop(name, usual), {})[name] = value
+        if named:
+            raise ValueError(f"sources: got {sorted(named)}, expected fields of the preset.")
+        return found
 
 
 def presets_of(agent: Callable[..., Any]) -> Mapping[str, Preset]:
@@ -75,7 +128,7 @@ def find_preset(agent: Callable[..., Any], environment: Any) -> tuple[Preset, st
     if name in known:
         return known[name], ""
     for pattern, preset in known.items():
-        if fnmatch.fnmatchcase(name, pattern):
+        if _matches(name, (pattern,)):
             return preset, ""
     shown = name if isinstance(environment, str) else getattr(environment, "__qualname__", "an environment")
     who = f"{getattr(agent, '__name__', agent)} has no preset for {shown}"
@@ -88,4 +141,12 @@ def find_preset(agent: Callable[..., Any], environment: Any) -> tuple[Preset, st
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    if name in patterns:
+        return True
+    return any(fnmatch.fnmatchcase(name, each) for pattern in patterns for each in _expanded(pattern))
+
+
+def _expanded(pattern: str) -> list[str]:
+    """The patterns that one with `{ONE,OTHER}` stands for."""
+    parts = re.fullmatch(r"(.*)\{(.*)\}(.*)", pattern)
+    return [parts[1] + each + parts[3] for each in parts[2].split(",")] if parts else [pattern]

@@ -88,11 +88,11 @@ class ActorWorker(ProgramWorker):
             self._gates.append(Lockstep(own, learner, counter, collector, unrolls))
         # Off-policy, or from a queue; with a limited policy lag, the lockstep waits for the last batch.
         self._until_end = unrolls is not None and unrolls.of_episodes
-        # An actor without unrolls looks for parameters more often. The serial engine asks before each step
-        # whether replay has room.
+        # An actor without unrolls looks for parameters more often. On the serial engine, a step that finds no
+        # room must be the first of a call, because only another node can make room.
         node = find_context()
-        is_serial = node is not None and node.engine == "serial"
-        self._most = sys.maxsize if unrolls is not None else 1 if is_serial else _MOST_STEPS
+        self._asks_room = unrolls is None and node is not None and node.engine == "serial"
+        self._most = sys.maxsize if unrolls is not None else _MOST_STEPS
         drains = unrolls is None and replay is not None and learner is not None
         limit = None if unrolls is None else functools.partial(unrolls.limit, self._envs)
         self._budget = Budget(own, counter, self._envs, limit=limit, life=life, holds=drains)
@@ -130,7 +130,8 @@ class ActorWorker(ProgramWorker):
                 if gate is self._budget and all(each.open() for each in self._exits):
                     self._finish()
                 return  # The caller checks for a stop of the program, and calls again.
-        num_steps = min(self._most, *[gate.most() for gate in self._gates])
+        most = self._collector.room() if self._asks_room else self._most
+        num_steps = min(most, *[gate.most() for gate in self._gates])
         stops = launch.stop_event().is_set
         steps = self._collector.collect(num_steps, self._budget.left, stops, self._until_end)
         for gate in self._gates:

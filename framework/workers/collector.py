@@ -79,8 +79,8 @@ class Collector:
         self._port = policy if isinstance(policy, ServerPort) else None
         self._variables = self._port or variables
         self.actor = PolicyActor(policy, adder, self._variables, environment.num_envs, seed, offset, total)
-        self.loop = EnvironmentLoop(environment, self.actor, observers=observers, should_update=updates)
-        self.lost_items = 0
+        self.loop = EnvironmentLoop(environment, self.actor, observers=observers, should_update=False)
+        self.lost_items, self._updates = 0, updates
         self._told = (0, 0)  # Env steps and steps of every env that were returned.
         self._renewed_at = -1  # Env steps at the last `recover`.
 
@@ -98,6 +98,11 @@ class Collector:
         """Whether `step` can run without waiting for replay."""
         adder = self.actor.adder
         return adder is None or adder.ready()
+
+    def room(self) -> int:
+        """Steps of every env that run without waiting for replay, after `ready` was True: at least 1."""
+        adder = self.actor.adder
+        return adder.room() if isinstance(adder, Adder) else 1
 
     def step(self, max_steps: int | None = None) -> Steps:
         """One step of every env, at most `max_steps` env steps; see `EnvironmentLoop.collect`."""
@@ -118,8 +123,10 @@ class Collector:
         if max_steps is not None:
             max_steps -= loop.num_steps - self._told[0]
         if max_steps is None or max_steps > 0:
-            if isinstance(self._variables, VariableClient):
-                self._variables.passed(num_steps - 1)  # The loop updates once a call.
+            if self._updates:
+                if isinstance(self._variables, VariableClient):
+                    self._variables.passed(num_steps - 1)  # One update stands for those of all steps.
+                self.actor.update()
             ended = loop.collect(num_steps, max_steps, until, until_end)
         made, calls = loop.num_steps - self._told[0], loop.num_calls - self._told[1]
         self._told = loop.num_steps, loop.num_calls
@@ -205,6 +212,9 @@ class Turns:
 
     def ready(self) -> bool:
         return self._mine.ready()
+
+    def room(self) -> int:
+        return 1  # The next step is the other collector's.
 
     def step(self, max_steps: int | None = None) -> Steps:
         """As `Collector.step`, of the collector whose turn it is."""

@@ -112,12 +112,15 @@ def test_is_ready_until_a_whole_unroll_has_no_room():
     play(adder, [[FIRST]] + [[MID]] * 6)
     ready = []
     for t in range(7, 9):
-        ready.append(adder.ready())
+        ready.append((adder.ready(), adder.room()))
         adder.add(np.zeros(1, int), timestep([MID], [t]), {"x": np.zeros(1, int)})
-    assert ready == [True, True]
+    assert ready == [(True, 2), (True, 1)]  # There is no room for the last step of the unroll.
     assert not adder.ready()  # the next step makes the third item
     client.sample_batch(TABLE, 1)
-    assert adder.ready()
+    assert adder.ready() and adder.room() == 1
+    adder.add(np.zeros(1, int), timestep([MID], [9]), {"x": np.zeros(1, int)})
+    client.sample_batch(TABLE, 1)
+    assert adder.ready() and adder.room() == 3  # There is room for the whole unroll.
 
 
 @pytest.mark.parametrize("length", [1, 0, 2.5])

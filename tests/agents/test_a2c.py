@@ -22,7 +22,8 @@ def learner_and_batch(config, spec=DISCRETE):
 
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
 def test_the_loss_is_the_sum_of_its_parts_step_by_step(spec):
-    config = dataclasses.replace(SMALL, gae_lambda=0.8, entropy_coefficient=0.05, value_coefficient=0.3)
+    changes = {"gae_lambda": 0.8, "entropy_coefficient": 0.05, "value_coefficient": 0.3, "reward_clip": 2.0}
+    config = dataclasses.replace(SMALL, **changes)
     learner, batch = learner_and_batch(config, spec)
     networks, data = learner.networks, batch.data
     total = count = 0.0
@@ -35,7 +36,7 @@ def test_the_loss_is_the_sum_of_its_parts_step_by_step(spec):
                 advantage = 0.0
                 continue
             next_value = config.discount * data.discount[env, t] * values[env, t + 1].item()
-            error = data.reward[env, t] + next_value - values[env, t].item()
+            error = data.reward[env, t].clamp(-2, 2) + next_value - values[env, t].item()
             carried = config.discount * config.gae_lambda * data.discount[env, t] * advantage
             advantage = float(error + carried)
             target = values[env, t].item() + advantage

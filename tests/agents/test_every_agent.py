@@ -40,6 +40,7 @@ from framework.programs import RunConfig, make_agent, make_program
 from framework.runs.registry import agent_names
 from framework.variables import VariableBlock, VariableClient
 
+ALIKE = ("rainbow", "bc")  # Their actions need not differ with the seed.
 NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 MEMORY = PPO(dataclasses.replace(SMALL["ppo"].config, recurrent="lstm", **NORMALIZED))
 AGENTS = {name: (agent, spec_of(name)) for name, agent in SMALL.items()}
@@ -87,12 +88,15 @@ RATES = {"learning_rate": "policy", "critic_learning_rate": "critics", "dual_lea
 RATES |= {"temperature_learning_rate": "temperature", "embedding_learning_rate": "embeddings"}
 
 
-@pytest.mark.parametrize("name", ["d4pg", "ddpg", "mpo", "sac", "sac, discrete", "td3", "td7"])
+@pytest.mark.parametrize(
+    "name", ["crossq", "d4pg", "ddpg", "droq", "mpo", "sac", "sac, discrete", "td3", "td7", "tqc"]
+)
 def test_each_loss_moves_its_own_parameters_only(name):
     agent, spec = AGENTS[name]
     rates = {rate: part for rate, part in RATES.items() if hasattr(agent.config, rate)}
     for rate, part in rates.items():
-        changes = {**dict.fromkeys(rates, 0.0), rate: 1e-2, "actor_delay": 1, "target_update_period": 100}
+        changes = {**dict.fromkeys(rates, 0.0), rate: 1e-2, "actor_delay": 1}
+        changes |= {"target_update_period": 100} if agent.target_names else {}
         changes = {field: value for field, value in changes.items() if hasattr(agent.config, field)}
         learner = make_learner(type(agent)(dataclasses.replace(agent.config, **changes)), spec)
         assert moved_by(apart(learner), batch_of(agent, spec)) == {part}
@@ -164,7 +168,7 @@ def test_choices_fit_the_spec_and_repeat_from_the_seed_and_from_the_saved_state(
         second.restore(first.save())
         assert act(first) == act(second)
         second.seed(4)
-        assert (act(first) != act(second)) != getattr(agent.config, "noisy", False) or name == "rainbow"
+        assert (act(first) != act(second)) != getattr(agent.config, "noisy", False) or name in ALIKE
     greedy = make_policy(agent, spec, evaluation=True)
     assert act(greedy) == act(greedy)
 
@@ -201,7 +205,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["mpo", "sac", "td3"])
+@pytest.mark.parametrize("name", ["crossq", "mpo", "sac", "td3", "tqc"])
 def test_learns_and_acts_with_every_shape_of_bounded_action(name, shape):
     actions, agent = SHAPES[shape], SMALL[name]
     spec = make_spec(VECTOR, actions)
@@ -290,11 +294,11 @@ QUEUE = {**UNROLLS, "batch_size": 4}
 PROGRAMS = {
     **dict.fromkeys(("c51", "dqn", "iqn", "qr_dqn", "rainbow"), (REPLAY, Masked)),
     **dict.fromkeys(("bc", "cql", "iql"), (REPLAY, Masked)),
-    **dict.fromkeys(("apex", "sac"), ({**REPLAY, "normalize_observations": True}, Masked)),
+    **dict.fromkeys(("apex", "droq", "sac"), ({**REPLAY, "normalize_observations": True}, Masked)),
     **dict.fromkeys(("a2c", "a3c", "ppo", "pqn"), (ON, Masked)),
     **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td3_bc"), (DETERMINISTIC, NESTED)),
-    **dict.fromkeys(("edac", "rebrac"), (REPLAY, NESTED)),
+    **dict.fromkeys(("crossq", "edac", "rebrac", "simba", "tqc"), (REPLAY, NESTED)),
     "td7": ({**DETERMINISTIC, "normalize_observations": True}, NESTED),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": (

@@ -6,34 +6,64 @@ import re
 
 import pytest
 from agent_cases import SMALL, spec_of
-from config_fields import FIELDS, OF_DELAYED, OF_SEQUENCES, WRONG, accepted, learned, unchanged
+from config_fields import (
+    FIELDS,
+    OF_DELAYED,
+    OF_SEQUENCES,
+    WRONG,
+    accepted,
+    learned,
+    mixed,
+    network,
+    unchanged,
+)
 
 from framework.programs import RunConfig
 from framework.runs.registry import agent_names, find_agent
 
 # Where an agent's default is the table's value, or its loss does what for others the adder does.
 OWN = {
+    "a2c": OF_SEQUENCES,
     "appo": {**OF_SEQUENCES, **OF_DELAYED},
+    "bc": {"recurrent": ("lstm", network, {})},
+    "crossq": {"actor_delay": (1, learned, {})},
+    "edac": {"num_critics": (4, network, {})},
     "impala": {**OF_SEQUENCES, "optimizer": ("adam", learned, {})},
+    "ppo": OF_SEQUENCES,
     "r2d2": OF_SEQUENCES,
     "recurrent_td3": {**OF_SEQUENCES, **OF_DELAYED},
+    "rebrac": {**OF_SEQUENCES, **OF_DELAYED},
+    "rlpd": {"demonstrations": ("data", mixed, {})},
     "td3": OF_DELAYED,
+    "td3_bc": OF_DELAYED,
 }
 # Agents whose items are not those of the shared adder. They refuse `hindsight_goals`.
-WITHOUT_GOALS = ("dqfd", "r2d2", "recurrent_td3")
+WITHOUT_GOALS = ("bc", "cql", "dqfd", "r2d2", "rebrac", "recurrent_td3")
+PRIORITIES = ("prioritized", "priority_exponent", "importance_sampling_exponent")
+# Fields that an agent refuses, or has no use for, because it learns from no reward.
+WITHOUT = {
+    "bc": ("discount", "n_step", "reward_clip", "target_update_period", "target_update_rate"),
+    "crossq": ("network", "target_update_period", "target_update_rate"),
+    "rebrac": ("n_step", *PRIORITIES),
+    "td3_bc": PRIORITIES,
+}
 # Values that fit no field of the same agent.
 OWN_WRONG = {
     "c51": {"huber_delta": (2.0,), "munchausen": (0.9,), "v_min": (10.0,)},
     "d4pg": {"v_min": (150.0,), "num_atoms": (1,)},
     "dqn": {"min_replay_size": (10_000_000,)},
     "impala": {"unroll_length": (1,)},
-    "mpo": {"v_min": (150.0,)},
+    "mpo": {"v_min": (150.0,), "num_samples": (1,)},
     "ppo": {"unroll_length": (1,)},
     "qr_dqn": {"num_quantiles": (1,)},
     "dqfd": {"hindsight_goals": (1,)},
+    "crossq": {"network": ("simba",), "target_update_rate": (0.5,), "target_update_period": (2,)},
+    "sac": {"dropout": (1.0,), "temperature": (0.0,)},
+    "tqc": {"dropped_quantiles": (25,), "num_quantiles": (1,)},
     "r2d2": {"period": (7,), "hindsight_goals": (1,)},
     "recurrent_td3": {"period": (7,), "hindsight_goals": (1,)},
-    "td7": {"hidden_sizes": ((),)},
+    "rebrac": {"hindsight_goals": (1,), "prioritized": (True,), "n_step": (2,)},
+    "td7": {"hidden_sizes": ((),), "critic_hidden_sizes": ((),)},
 }
 
 
@@ -42,10 +72,11 @@ def test_every_field_changes_something(name):
     agent, own = SMALL[name], OWN.get(name, {})
     fields = [field.name for field in dataclasses.fields(agent.config) if field.name != "device"]
     fields = [field for field in fields if name not in WITHOUT_GOALS or not field.startswith("hindsight_")]
+    fields = [field for field in fields if field not in WITHOUT.get(name, ())]
     assert unchanged(agent, spec_of(name), {field: own.get(field) or FIELDS[field] for field in fields}) == []
 
 
-@pytest.mark.parametrize("name", [*SMALL, "apex", "dqfd", "maml"])
+@pytest.mark.parametrize("name", [*SMALL, "apex", "dqfd", "maml", "simba"])
 def test_a_value_that_makes_no_sense_is_refused(name):
     config = SMALL[name].config if name in SMALL else find_agent(name).make_config()
     fields = [field.name for field in dataclasses.fields(config) if field.name in WRONG]

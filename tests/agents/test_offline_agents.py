@@ -90,12 +90,19 @@ def test_td3_bc_by_hand():
     torch.testing.assert_close(found.loss, critic + actor)
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("spec", [DISCRETE, CONTINUOUS])
-def test_cql_is_sac_with_a_penalty(spec):
+def test_cql_is_sac_with_a_penalty(spec, calibrated):
     """That of continuous actions is the authors', less the logarithm of the number of samples."""
     torch.manual_seed(0)
     sample, settings = batch(spec), {"hidden_sizes": (8,), "num_critics": 3, "num_samples": 2}
-    agent = CQL(CQLConfig(conservative_weight=2.0, **settings))
+    agent = CQL(CQLConfig(conservative_weight=2.0, calibrated=calibrated, reward_scale=3.0, **settings))
+    returns = torch.linspace(-0.3, 0.3, N)
+    sample = sample._replace(data=sample.data._replace(extras={"return_to_go": returns}))
+
+    def at_least(values):  # Of the actions that Cal-QL calibrates.
+        return torch.where(values < 3 * returns, 3 * returns, values) if calibrated else values
+
     networks, targets = agent.make_networks(spec), agent.make_networks(spec)
     given = context({"critics": targets.critics})
     plain = SAC.loss(agent, networks, sample, given)
@@ -104,7 +111,8 @@ def test_cql_is_sac_with_a_penalty(spec):
     data, observation = sample.data, sample.data.observation
     if spec is DISCRETE:
         values = networks.critics(observation)
-        penalty = sum(torch.nn.functional.cross_entropy(each, data.action) for each in values)
+        taken = values[:, torch.arange(N), data.action]
+        penalty = (at_least(values.mT).exp().sum(1).log() - taken).sum(0).mean()
     else:
         given.generator.set_state(state)
         penalty, terms = 0.0, []
@@ -118,9 +126,9 @@ def test_cql_is_sac_with_a_penalty(spec):
         uniform = 2 * torch.empty(N, 2, 2).uniform_(generator=given.generator) - 1
         terms.append((uniform, torch.full((N, 2), 2 * np.log(0.5))))
         for critic in range(3):
-            each = [
-                networks.critics(observation, a[:, i])[critic] - p[:, i] for a, p in terms for i in (0, 1)
-            ]
+            each = []
+            for (a, p), change in zip(terms, (at_least, at_least, lambda value: value), strict=True):
+                each += [change(networks.critics(observation, a[:, i])[critic]) - p[:, i] for i in (0, 1)]
             soft = torch.logsumexp(torch.stack(each), 0) - np.log(6)
             penalty = penalty + (soft - networks.critics(observation, data.action / 2.0)[critic]).mean()
     torch.testing.assert_close(found.loss, plain.loss + 2.0 * penalty, rtol=1e-4, atol=1e-4)

@@ -135,6 +135,13 @@ def test_a_constant_among_the_actions_changes_nothing():
         }
 
 
+def test_what_networks_do_not_have_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^dropout: got 0.1, expected less than 1, and 0 with a network other"
+    ):
+        dataclasses.replace(SMALL_SAC, dropout=0.1, network="simba")
+
+
 def test_a_fixed_temperature_is_that_of_the_config_after_a_resume():
     saved = make_learner(SAC(dataclasses.replace(SMALL_SAC, temperature=0.3)), CONTINUOUS).save()
     learner = make_learner(SAC(dataclasses.replace(SMALL_SAC, temperature=0.1)), CONTINUOUS)

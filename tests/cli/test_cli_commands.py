@@ -60,6 +60,16 @@ def test_presets_name_real_fields(name):
         assert {field: getattr(run, field) for field in preset.run} == preset.run
 
 
+def test_a_run_may_begin_with_another_preset():
+    of_suite = presets_of(find_agent("rainbow").load())["atari:*"]
+    flags = ["--environment", "atari:Pong", "--preset", "atari:*", "--n-step", "7"]
+    _, options, run, config = train.parse_new("rainbow", flags)
+    assert options.environment == "atari:Pong" and run.max_env_steps == of_suite.run["max_env_steps"]
+    assert config.torso_size == of_suite.agent["torso_size"] == 0 and config.n_step == 7
+    with pytest.raises(CommandError, match="--preset: got 'atari', expected one of gymnasium:CartPole-v1, "):
+        train.parse_new("rainbow", [*flags[:3], "atari"])
+
+
 def test_an_agent_without_presets_has_none():
     assert presets_of(Preset) == {}
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from helpers import fresh_runs
 
+import launch
 from agents.dqn import DQN, DQNConfig
 from framework.commands import record
 from framework.datasets import read_episodes
+from framework.programs import RunConfig, make_program
 
 CARTPOLE = "gymnasium:CartPole-v1"
 
@@ -62,6 +64,21 @@ def test_random_actions_in_an_environment(repertory, tmp_path):
     assert 0.2 < actions.mean() < 0.8
 
 
+def test_the_replay_of_a_run_is_what_its_actors_did(repertory, tmp_path):
+    agent = DQN(DQNConfig(hidden_sizes=(8,), n_step=1, min_replay_size=50))
+    config = RunConfig(directory=str(tmp_path / "run"), max_env_steps=200, envs_per_actor=2)
+    launch.launch(make_program(agent, CARTPOLE, config))
+    flags = ("--policy", "replay", "--output")
+    code, out, err = repertory("record", tmp_path / "run", *flags, tmp_path / "data")
+    assert (code, err) == (0, "") and "200 steps" in out
+    episodes = read_episodes(tmp_path / "data")
+    ended = [each.discount[-2] == 0 for each in episodes]
+    assert episodes.about["algorithm_name"] == "replay" and ended.count(False) <= 2  # Those that were open.
+    assert episodes.spec.actions.num_values == 2
+    code = repertory("record", tmp_path / "run", *flags, tmp_path / "one", "--episodes", 1)[0]
+    assert code == 0 and len(read_episodes(tmp_path / "one")) == 1
+
+
 def test_wrong_arguments(repertory, run, tmp_path):
     (tmp_path / "old").mkdir()
     for flags, text in (
@@ -69,6 +86,9 @@ def test_wrong_arguments(repertory, run, tmp_path):
         ((CARTPOLE, "--output", tmp_path / "new"), "holds no run"),
         ((run, "--output", tmp_path / "new", "--noise", 2), "--noise: got 2.0"),
         ((run, "--output", tmp_path / "new", "--policy", "best"), "best parameters"),
+        ((run, "--output", tmp_path / "new", "--policy", "replay"), "has no part 'replay'"),
+        ((run, "--output", tmp_path / "new", "--policy", "replay", "--noise", 0.5), "expected 0"),
+        ((run, "--output", tmp_path / "new", "--compress", "--layout", "minari"), "expected npz"),
     ):
         code, _, err = repertory("record", *flags)
         assert code in (1, 2) and text in err, err

@@ -8,6 +8,8 @@ import tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.bc import BC, BCConfig
+from agents.dqn import DQN, DQNConfig
 from framework import adders, environments, replay, specs
 from framework.datasets import EpisodeDataset, npz_layout, read_episodes, record, write_episodes
 from framework.datasets.episodes import play
@@ -80,6 +82,15 @@ def test_each_frame_of_a_stack_is_stored_once(tmp_path):
     assert isinstance(found.spec.observations, specs.StackedBoundedArray)
 
 
+def test_compressed_arrays_are_smaller_and_the_same(tmp_path):
+    made, sizes = echo(1, episode_length=1000), []
+    for compress in (False, True):
+        path = write_episodes(tmp_path / str(compress), made, compress=compress)
+        sizes.append((path / "episodes-00000.npz").stat().st_size)
+        same(made, read_episodes(path))
+    assert sizes[1] < sizes[0] / 2
+
+
 def test_specs_come_back_from_a_file(tmp_path):
     spec, episodes = nested()
     found = read_episodes(write_episodes(tmp_path / "data", episodes, spec=spec)).spec
@@ -114,6 +125,8 @@ def test_wrong_arguments_are_errors(tmp_path):
         read_episodes(tmp_path)
     with pytest.raises(ValueError, match="layout: got 'csv', expected one of npz, minari"):
         write_episodes(tmp_path / "a", echo(), layout="csv")
+    with pytest.raises(ValueError, match="compress: got True with layout 'minari'"):
+        write_episodes(tmp_path / "a", echo(), layout="minari", compress=True)
     with pytest.raises(FileExistsError, match=r"exists\. Write the episodes to a new folder"):
         write_episodes(tmp_path, echo())
     with pytest.raises(ValueError, match="episodes: got none"):
@@ -181,13 +194,22 @@ def items_of(client):
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.sampled_from(["1", "3", "sequence"]))
 def test_items_are_those_that_actors_would_have_written(lengths, kind):
     """Whatever the lengths, and whichever env plays an episode."""
-    episodes = [
+    played, acted = (replay.EmbeddedClient([replay.Table.queue("replay", 1000)]) for _ in range(2))
+    play(numbered(lengths), functools.partial(make_adder, kind, played))
+    act(make_adder(kind, acted), lengths)
+    assert items_of(played) == items_of(acted)
+
+
+def numbered(lengths):
+    """Episodes of these lengths, every second one truncated."""
+    return [
         echo(1, episode_length=length, first=100 * number, truncate=bool(number % 2))[0]
         for number, length in enumerate(lengths)
     ]
-    played, acted = (replay.EmbeddedClient([replay.Table.queue("replay", 1000)]) for _ in range(2))
-    play(episodes, functools.partial(make_adder, kind, played))
-    adder = make_adder(kind, acted)
+
+
+def act(adder, lengths):
+    """Writes the same as an actor does."""
     for number, length in enumerate(lengths):
         options = {"episode_length": length, "first": 100 * number, "truncate": bool(number % 2)}
         environment = environments.make(EchoEnvironment, num_envs=1, options=options)
@@ -196,7 +218,29 @@ def test_items_are_those_that_actors_would_have_written(lengths, kind):
             action = np.array([step % 4])
             adder.add(action, environment.step(action))
     adder.close()
-    assert items_of(played) == items_of(acted)
+
+
+AGENTS = {
+    "1 step": DQN(DQNConfig(n_step=1)),
+    "3 steps": DQN(DQNConfig(n_step=3)),
+    "rewards up to 50": DQN(DQNConfig(n_step=2, reward_clip=50.0)),
+    "sequences of 2": BC(BCConfig(recurrent="gru", unroll_length=2)),
+    "sequences of 4": BC(BCConfig(recurrent="gru", unroll_length=4)),
+}
+
+
+@pytest.fixture(scope="module")
+def one_file(tmp_path_factory):
+    return write_episodes(tmp_path_factory.mktemp("data") / "echo", numbered((4, 1, 6)))
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_settings_of_a_run_say_what_an_item_of_a_file_is(one_file, agent):
+    data = read_episodes(one_file)
+    drawn, acted = (replay.EmbeddedClient([replay.Table.queue("replay", 1000)]) for _ in range(2))
+    agent.fill(drawn, data)
+    act(agent.make_adder(acted, data.spec), data.lengths.tolist())
+    assert items_of(drawn) == items_of(acted)
 
 
 def test_each_server_gets_a_part():

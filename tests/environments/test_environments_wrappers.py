@@ -337,5 +337,9 @@ def test_observation_action_reward():
     assert [o["reward"].tolist() for o in seen] == [[0, 0], [1, 2], [103, 100], [0, 0], [150, 150]]
     assert [o["observation"][0, 0] for o in seen] == [0, 1, 2, 3, 4]
     assert timestep.reward.tolist() == [302, 303]  # as it is
+    without = functools.partial(clipped, action=False)
+    environment = environments.make(testing.EchoEnvironment, wrappers=[without], **options)
+    seen = environment.reset().observation
+    assert set(environment.observation_spec()) == set(seen) == {"observation", "reward"}
     with pytest.raises(ValueError, match="reward_clip: got 0"):
         environments.ObservationActionReward(environment, reward_clip=0)

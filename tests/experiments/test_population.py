@@ -1,4 +1,4 @@
-"""Population-based training: the worst members copy the best, and a population goes on where it was."""
+"""Population-based training: the worst members copy the best."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import launch
 from agents.a2c import A2C, A2CConfig
 from agents.dqn import DQN, DQNConfig
 from framework.environments.testing import FakeEnvironment
 from framework.experiments.population import Member, Population, make_population
 from framework.flow import LocalNode
-from framework.loggers import read_jsonl
 from framework.programs import RunConfig
 from framework.programs.make import environment_spec, make_environment
-from framework.runs.checkpoints import newest_checkpoint
 from framework.workers.worker import Setup
 
 FAKE = functools.partial(FakeEnvironment, episode_length=7)
@@ -107,25 +104,6 @@ def test_members_that_train_alone_copy_nothing():
     population = Population(members, RunConfig(evaluate_period=5, max_env_steps=5), SEARCH, 0, (2.0,))
     results = [{"score": 1.0, "settings": {"learning_rate": 1e-3}, "learner": None} for _ in members]
     assert not any("copied" in each for each in population.select(results))
-
-
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_a_population_goes_on_where_it_was(tmp_path, engine):
-    for limit in (50, 100):
-        config = RunConfig(**{**SETTINGS, "max_env_steps": limit, "directory": str(tmp_path)})
-        program = make_population(A2C_AGENT, FAKE, SEARCH, config, members=3, copies=1)
-        results = launch.launch(program, engine)
-        assert len(results) == 3 and all(np.isfinite(result["score"]) for result in results)
-        reader = newest_checkpoint(config)
-        assert reader.step == limit
-        for index, result in enumerate(results):
-            assert reader.state(f"member-{index}", "learner", "env_steps") == limit
-            assert reader.state(f"member-{index}", "settings") == result["settings"]
-    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
-    assert [row["env_steps"] for row in rows] == [50] * 3 + [100] * 3
-    assert sum("copied" in row for row in rows) == 2
-    first = sorted(row["learning_rate"] for row in rows[:3] if "copied" not in row)
-    assert {*np.round(first, 6)} < {1e-4, 1e-3, 1e-2}  # Evenly spread at first.
 
 
 BAD = {

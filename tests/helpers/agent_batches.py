@@ -12,7 +12,7 @@ from dm_env import specs as dm_specs
 from framework import adders, environments, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.core import Progress
-from framework.environments.testing import draw, draw_action, make_spec
+from framework.environments.testing import FakeEnvironment, draw, draw_action, make_spec
 from framework.networks import as_tensors
 from framework.replay import ReplaySample
 from framework.torch_agents import OnPolicyAgent
@@ -70,8 +70,13 @@ def apart(learner: Any) -> Any:
 
 def batch_of(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
     """A batch of random experience for a learner of `agent`."""
-    if isinstance(agent, OnPolicyAgent) or hasattr(agent.config, "burn_in"):
+    config = agent.config
+    if isinstance(agent, OnPolicyAgent) or hasattr(config, "burn_in"):
         return unrolls(agent, spec, seed)
+    if any(getattr(config, name, None) for name in ("recurrent", "critic_penalty", "calibrated")):
+        sample, _, _ = played(agent, FakeEnvironment, seed=seed, spec=spec, episode_length=8)
+        chosen = np.random.default_rng(seed).integers(len(sample.info.key), size=config.batch_size)
+        return tree.map_structure(lambda leaf: leaf[chosen], sample)
     return transitions(spec, seed, agent.config.batch_size)
 
 
@@ -179,12 +184,12 @@ def _info(random: Any, size: int) -> replay.SampleInfo:
 
 
 def played(
-    agent: Any, environment: Any, steps: int = 90, envs: int = 3, **options: Any
+    agent: Any, environment: Any, steps: int = 90, envs: int = 3, seed: int = 0, **options: Any
 ) -> tuple[Any, Any, Any]:
     """All that an actor writes, as one batch; the networks that acted; and the spec."""
     torch.manual_seed(0)
     wrappers = agent.environment_wrappers()
-    made = environments.make(environment, num_envs=envs, seed=0, options=options, wrappers=wrappers)
+    made = environments.make(environment, num_envs=envs, seed=seed, options=options, wrappers=wrappers)
     agent, spec = agent.for_program(envs), specs.make_environment_spec(made)
     networks = agent.make_networks(spec)
     name = adders.QUEUE_TABLE if isinstance(agent, OnPolicyAgent) else adders.REPLAY_TABLE

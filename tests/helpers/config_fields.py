@@ -121,6 +121,16 @@ def fetched(agent, spec):
     return str((dataset.call_args, adder.call_args))
 
 
+def mixed(agent, spec):
+    """Which tables batches are of, and the episodes that fill one of them."""
+    with (
+        mock.patch("framework.torch_agents.Dataset") as dataset,
+        mock.patch("framework.torch_agents.fill") as fill,
+    ):
+        agent.make_dataset(None)
+    return str((dataset.call_args.args, fill.call_args and fill.call_args.args[1:3]))
+
+
 def rated(agent, spec):
     """Values by which the policy of IQN chooses."""
     torch.manual_seed(0)
@@ -152,6 +162,8 @@ FIELDS = {
     # Replay.
     **by(table, max_replay_size=5000, min_replay_size=17, batch_size=32, samples_per_insert=3),
     **by(table, insert_burst=7, prioritized=None),
+    **by(mixed, demonstrations="data/of-another-run"),
+    **by(mixed, needs={"demonstrations": "data"}, demonstration_fraction=0.3),
     **by(learned, target_update_period=2),
     **by(learned, needs={"target_update_period": 1}, target_update_rate=0.5),
     **by(written, n_step=2, reward_clip=0.1),
@@ -172,12 +184,13 @@ FIELDS = {
     **by(learned, num_quantiles=4, num_target_quantiles=4),
     **by(rated, num_policy_quantiles=8, risk=0.25),
     # Networks.
-    **by(image_network, torso="deep"),
+    **by(image_network, torso="deep", torso_size=9),
     **by(network, hidden_sizes=(9,), encoder_sizes=(9,), head_sizes=(9,), embedding_hidden_sizes=(8, 8)),
     **by(network, embedding_size=5, activation="elu", layer_norm=None, dueling=None, noisy=None, shared=None),
     **by(network, recurrent="gru", lstm_size=7),
     **by(learned, needs={"noisy": True}, initial_noise=0.1),
     **by(network, needs={"recurrent": "lstm"}, recurrent_size=16),
+    **by(network, needs={"lstm_size": 6}, lstm_layers=2),
     **by(acted_in_numbers, needs=NOISY, initial_std=0.1),
     **by(acted_in_numbers, tanh_mean=None),
     # Critics of continuous actions.
@@ -185,9 +198,14 @@ FIELDS = {
     **by(learned, temperature=0.3, initial_temperature=0.3, temperature_learning_rate=1e-2),
     **by(learned, smoothing_std=0.1, clip_targets=None, num_samples=5, epsilon_penalty=None),
     **by(learned, initial_mean_multiplier=1.0, initial_std_multiplier=1.0, dual_learning_rate=1e-1),
-    **by(network, num_critics=3),
-    **by(learned, target_critics=1),
+    **by(network, num_critics=4, critic_hidden_sizes=(9,)),
+    **by(network, needs={"dropout": 0.0}, network="simba"),
+    **by(learned, target_critics=1, dropout=0.5, dropped_quantiles=3, adam_beta1=0.1),
     **by(learned, needs={"temperature_learning_rate": 1.0}, target_entropy=5.0),
+    # Learning from data.
+    **by(learned, actor_penalty=1.0, critic_penalty=1.0, conservative_weight=1.0, diversity_weight=5.0),
+    **by(learned, expectile=0.9, largest_weight=0.5, value_weight=0.5),
+    **by(written, calibrated=False),
     **by(learned, needs={"smoothing_std": 1.0}, smoothing_clip=0.1),
     **by(acted, random_start=None),
     **by(acted, needs=NOISY, exploration_std=0.5, exploration_correlation=0.85, exploration_ladder=2.0),
@@ -195,6 +213,7 @@ FIELDS = {
     **by(learned, needs=QUICK, epsilon_mean=1e-6, epsilon_std=1e-2),
     # Sequences and unrolls.
     **by(written, unroll_length=5, burn_in=2, period=2, previous_action_and_reward=None),
+    **by(written, previous_reward=None),
     **by(written, actor_priorities=None),
     **by(learned, needs=PRIORITIZED, priority_eta=0.5),
     **by(learned, targets="watkins", rescale_values=None, vtrace_lambda=0.5, clip_rho=0.5, clip_c=0.1),
@@ -228,33 +247,36 @@ SIZES, COUNT, RATE, SHARE = (64, (0,), (8, 0.5)), (0, 1.5, None), (-1.0, NAN, "1
 WRONG = {
     name: values
     for values, names in [
-        (SIZES, "hidden_sizes head_sizes encoder_sizes embedding_hidden_sizes"),
+        (SIZES, "hidden_sizes critic_hidden_sizes head_sizes encoder_sizes embedding_hidden_sizes"),
         (COUNT, "n_step max_replay_size min_replay_size batch_size insert_burst target_update_period"),
         (COUNT, "num_critics actor_delay num_atoms num_cosines unroll_length period queue_batches"),
         (COUNT, "unrolls_in_flight epochs num_quantiles num_target_quantiles embedding_size epsilon_decay"),
         (COUNT, "importance_sampling_annealing recurrent_size evaluation_tasks tasks_per_worker"),
-        (COUNT, "minibatch_tasks rollout_length"),
+        (COUNT, "minibatch_tasks rollout_length lstm_layers"),
         (("no", 1), "normalize_advantages double shared random_start autocast"),
         ((0, 1.5, "8"), "target_critics learning_rate_decay episodes_per_batch lstm_size minibatch_size"),
-        ((1, 2.5), "num_samples num_policy_quantiles"),
+        ((0, 2.5), "num_samples num_policy_quantiles"),
         ((-1, 1.5), "burn_in max_policy_lag prefetch_batches pretraining_steps inner_steps"),
-        ((-1, 1.5), "evaluation_inner_steps hindsight_goals"),
+        ((-1, 1.5), "evaluation_inner_steps hindsight_goals torso_size dropped_quantiles"),
         (RATE, "learning_rate adam_epsilon critic_learning_rate value_learning_rate dual_learning_rate"),
         (RATE, "temperature_learning_rate embedding_learning_rate inner_learning_rate value_coefficient"),
         (RATE, "entropy_coefficient priority_exponent epsilon_ladder initial_kl_coefficient clip_rho clip_c"),
         (RATE, "rmsprop_momentum smoothing_std exploration_std exploration_ladder demonstration_priority"),
-        (RATE, "margin cost_limit initial_multiplier proportional_gain integral_gain derivative_gain"),
+        (RATE, "margin weight_decay"),
+        (RATE, "cost_limit initial_multiplier proportional_gain integral_gain derivative_gain"),
         ((0.0, NAN), "reward_clip max_gradient_norm huber_delta munchausen_temperature"),
         ((0, NAN), "munchausen_clip initial_noise samples_per_insert reward_scale"),
-        ((0.0, INF), "temperature initial_temperature smoothing_clip value_clip target_kl initial_std"),
+        ((-1.0, INF), "temperature"),
+        ((0.0, INF), "initial_temperature smoothing_clip value_clip target_kl initial_std"),
         ((0.0, INF), "epsilon_mean epsilon_std clip_target initial_mean_multiplier initial_std_multiplier"),
         ((0.0, 3.0), "epsilon epsilon_penalty"),  # The logarithm of 20 samples is 2.996.
         (SHARE, "discount learning_rate_end importance_sampling_exponent munchausen epsilon_start"),
         (SHARE, "epsilon_end evaluation_epsilon clip_end trace_lambda vtrace_lambda gae_lambda priority_eta"),
-        (SHARE, "rmsprop_decay entropy_end"),
+        (SHARE, "rmsprop_decay entropy_end dropout adam_beta1"),
         ((0.0, 1.5), "target_update_rate risk"),
         ((0.0, 1.0), "clip demonstration_fraction"),
-        (("wide", 1), "torso activation optimizer recurrent targets hindsight_strategy"),
+        (("wide", 1), "torso network activation optimizer recurrent targets hindsight_strategy"),
+        ((3,), "demonstrations"),
         ((1.0, 1.5), "exploration_correlation"),
         (("gpu", None), "device"),
         (("observation=pixels", 1), "inputs"),

@@ -26,13 +26,21 @@ def _set_gradients(parameters, seed, without=()):
         ({}, ()),
         ({"lr": 0.03, "eps": 1e-5}, ()),
         ({"betas": (0.5, 0.9), "weight_decay": 0.1}, ()),
+        ({"weight_decay": 0.1, "decoupled_weight_decay": True}, ()),
         ({}, (1,)),
     ],
-    ids=["defaults", "rate and epsilon", "betas and decay", "a parameter without gradient"],
+    ids=[
+        "defaults",
+        "rate and epsilon",
+        "betas and decay",
+        "decoupled decay",
+        "a parameter without gradient",
+    ],
 )
 def test_is_torchs_bit_by_bit(settings, without):
     ours, theirs = _parameters(), _parameters()
-    optimizers = Adam(ours, **settings), torch.optim.Adam(theirs, fused=True, **settings)
+    groups = ([{"params": ours, **settings}], [{"params": theirs, **settings}])
+    optimizers = Adam(groups[0]), torch.optim.Adam(groups[1], fused=True)
     for step in range(20):
         for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
             _set_gradients(parameters, step, without if step % 2 else ())

@@ -38,6 +38,12 @@ def test_quantile_huber_gives_no_gradient_to_the_targets_and_refuses_what_would_
             losses.quantile_huber(*bad)
 
 
+def test_truncation_drops_the_largest_of_all_critics_together():
+    quantiles = torch.tensor([[[5.0, 1.0, 9.0]], [[2.0, 7.0, 3.0]]])
+    assert losses.truncated_quantiles(quantiles, 1).tolist() == [[1.0, 2.0, 3.0, 5.0]]
+    assert losses.truncated_quantiles(quantiles, 0).tolist() == [[1.0, 2.0, 3.0, 5.0, 7.0, 9.0]]
+
+
 @pytest.mark.parametrize("low, high, count", [(-10.0, 10.0, 51), (0.0, 100.0, 21), (-1.0, 0.5, 2)])
 def test_the_projection_against_its_equation(random, low, high, count):
     """Equation 7 of the paper: a triangle around each atom."""

@@ -24,12 +24,21 @@ def test_the_minimum_of_the_expectile_loss_balances_what_is_above_and_below(expe
 
 def test_the_conservative_penalty_is_the_negative_likelihood_of_a_softmax():
     values, actions = torch.tensor(RNG.normal(size=(4, 3))), torch.tensor([0, 2, 1, 1])
-    found = losses.conservative_penalty(values, actions)
+    taken = values.gather(1, actions.unsqueeze(1)).squeeze(1)
+    found = losses.conservative_penalty(values, taken)
     expected = torch.nn.functional.cross_entropy(values, actions, reduction="none")
     torch.testing.assert_close(found, expected)
     values[:, 1] = torch.finfo(values.dtype).min  # An illegal action.
     two = torch.nn.functional.cross_entropy(values[:2, [0, 2]], torch.tensor([0, 1]), reduction="none")
-    torch.testing.assert_close(losses.conservative_penalty(values, actions)[:2], two)
+    torch.testing.assert_close(losses.conservative_penalty(values, taken)[:2], two)
+
+
+def test_calibrated_values_are_not_below_the_return_and_no_gradient_presses_those_that_are():
+    values, returns = torch.tensor([[[1.0, -2.0], [3.0, 0.5]]], requires_grad=True), torch.tensor([0.0, 2.0])
+    found = losses.calibrated_values(values, returns)
+    assert found.tolist() == [[[1.0, 0.0], [3.0, 2.0]]]
+    (gradient,) = torch.autograd.grad(found.sum(), values)
+    assert gradient.tolist() == [[[1.0, 0.0], [1.0, 0.0]]]
 
 
 def test_the_sampled_penalty_is_the_integral_over_actions():

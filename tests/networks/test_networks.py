@@ -168,8 +168,7 @@ def test_critics_rate_several_actions_of_an_observation_as_one_by_one(outputs):
 
 
 def test_a_deterministic_policy_begins_near_0_and_stays_in_its_range():
-    policy = networks.PolicyNetwork(VECTOR, (8,), lambda size: networks.DeterministicHead(size, 3), True)
-    assert any(isinstance(module, torch.nn.LayerNorm) for module in policy.body.modules())
+    policy = networks.PolicyNetwork(VECTOR, (8,), lambda size: networks.DeterministicHead(size, 3))
     assert policy(torch.randn(4, 5)).abs().max() < 0.1
     torch.nn.init.uniform_(policy.head.actions.weight, -9.0, 9.0)
     actions = policy(torch.randn(2, 4, 5))
@@ -198,32 +197,35 @@ def test_a_softplus_gaussian_head_begins_at_its_standard_deviation():
 # --- Recurrent cores ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("kind, module", [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU)])
-def test_an_unroll_without_resets_is_torchs_own(kind, module):
+def test_an_unroll_without_resets_is_torchs_own(kind, module, layers):
     torch.manual_seed(1)
-    core = networks.RecurrentCore(3, 4, kind)
-    reference = module(3, 4, batch_first=True)
+    core = networks.RecurrentCore(3, 4, kind, layers)
+    reference = module(3, 4, layers, batch_first=True)
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-        getattr(reference, f"{name}_l0").data.copy_(getattr(core.cell, name).data)
+        for index, cell in enumerate(core.cells):
+            getattr(reference, f"{name}_l{index}").data.copy_(getattr(cell, name).data)
     inputs = torch.randn(2, 6, 3)
     outputs, state = core.unroll(inputs, core.initial_state(2))
     expected, expected_state = reference(inputs)
     torch.testing.assert_close(outputs, expected)
-    hidden = expected_state[0] if kind == "lstm" else expected_state
-    torch.testing.assert_close(state[0], hidden[0])
+    parts = expected_state if kind == "lstm" else (expected_state,)
+    for number, part in enumerate(parts):
+        torch.testing.assert_close(torch.stack(state[number :: len(parts)]), part)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_acting_keeps_the_dtype_of_the_state(kind, monkeypatch):
     """With autocast, cells on a GPU return bfloat16, which numpy does not have."""
     core = networks.RecurrentCore(3, 4, kind)
-    forward = type(core.cell).forward
+    forward = type(core.cells[0]).forward
 
     def in_bfloat16(*args):
         result = forward(*args)
         return result.bfloat16() if kind == "gru" else tuple(part.bfloat16() for part in result)
 
-    monkeypatch.setattr(type(core.cell), "forward", in_bfloat16)
+    monkeypatch.setattr(type(core.cells[0]), "forward", in_bfloat16)
     before = core.initial_state(2)
     with torch.inference_mode():
         _, after = core.step(torch.zeros(2, 3), before)

@@ -25,7 +25,9 @@ def test_every_row_with_results_is_shown_on_the_page_of_its_agent_and_on_that_of
     shown = {path.stem: path.read_text(encoding="utf-8") for path in pages}
     for file in RECORDS.glob("**/*.json"):
         agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
-        own = {"a3c": "a2c", "impact": "appo"}.get(agent, agent)
+        of_data = dict.fromkeys(("bc", "cql", "iql", "rebrac", "td3_bc"), "offline")
+        of_sac = dict.fromkeys(("droq", "simba", "tqc"), "crossq")
+        own = {"a3c": "a2c", "impact": "appo", **of_data, **of_sac}.get(agent, agent)
         own = own.rpartition(":")[2].removesuffix("Plan").lower()
         kind, _, of = file.stem.partition("-")
         is_small = kind in ("masked", "tuple") and file.parent == RECORDS  # One line for both of an agent.

@@ -33,6 +33,7 @@ class Patterns:
         "atari:Pong": Preset({"n_step": 3}, {"target_return": 20.0, "num_actors": 1}),
         "minatar:[AB]*": Preset({"n_step": 5}),
         "gymnasium:HalfCheetah-v5": Preset({"n_step": 7}),
+        "testing:{Cart,Mem}*": Preset({"n_step": 9}),
     }
 
 
@@ -45,6 +46,8 @@ FOUND = {
     "gymnasium:Ant-v4": (7, "gymnasium:HalfCheetah-v5"),
     "dm_control:cheetah/run": (7, "gymnasium:HalfCheetah-v5"),
     "gymnasium:CartPole-v1": (None, "the default settings"),
+    "testing:Memory": (9, "its own"),
+    "testing:Echo": (None, "the default settings"),
 }
 
 
@@ -60,8 +63,9 @@ def test_a_preset_is_found_by_name_by_pattern_and_by_family(environment):
 
 def test_preset_is_the_config_of_the_agent_and_says_where_it_comes_from(caplog):
     assert PPO.preset(CARTPOLE) == PPOConfig(**PPO_PRESET.agent) != PPOConfig() and not caplog.text
-    assert SAC.preset("dm_control:cheetah/run") == SAC.preset("gymnasium:HalfCheetah-v5")
-    assert "SAC has no preset for dm_control:cheetah/run" in caplog.text
+    assert SAC.preset("gymnasium:Ant-v5") == SAC.preset("dm_control:*") and not caplog.text
+    assert SAC.preset("tasks:Other") == SAC.preset("tasks:PointMaze")
+    assert "SAC has no preset for tasks:Other" in caplog.text
     with pytest.raises(TypeError, match="Bare, which has no config"):
         Bare.preset(CARTPOLE)
 

@@ -1,0 +1,113 @@
+"""Data sets that this repository's agents make, from seeds.
+
+    python -m results.data [TASK-KIND …] [--out data] [--seed 1]
+
+Each is a folder of episodes for ``repertory train --dataset``, at most 20 MB. One is skipped if it is there.
+For a task of TASKS and a kind of KINDS, a run on the serial engine with one torch thread is recorded:
+
+    expert          the best policy of a run that ends at the task's `expert` return, or after its `steps`
+    medium          the same, with `medium`, which is 42 of 100 points between `random` and `expert`
+    mixed           the run of `expert`: its best policy, its last one and random actions, in turns
+    medium-replay   the run of `medium`: what its actors did, as its replay has it at the end
+
+100 episodes each, but for the replay, in compressed files. Where a policy plays, one action in ten is random,
+as policies that are deterministic leave nothing to choose from. So a data set's mean return is below that of
+its policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is learned where.
+
+    Attributes:
+      agent: learns it.
+      environment: the environment.
+      random: the return of random actions, 0 points.
+      expert: the return that makes 100 points.
+      steps: env steps after which a run ends at the latest.
+      replay: env steps that the replay holds, so that a data set of it has 20 MB at most.
+      period: env steps between two evaluations, which may end the run.
+    """
+
+    agent: str
+    environment: str
+    random: float
+    expert: float
+    steps: int
+    replay: int
+    period: int
+
+    @property
+    def medium(self) -> float:
+        """The return that makes 42 points, as D4RL's policies of this name have in HalfCheetah."""
+        return self.random + 0.42 * (self.expert - self.random)
+
+
+# The returns of HalfCheetah and Hopper are D4RL's references (Fu et al., 2020). The others are those of
+# random actions and of the agent's preset.
+TASKS = {
+    "breakout": Task("dqn", "minatar:Breakout", 0.5, 17, 1_000_000, 200_000, 10_000),
+    "cartpole": Task("dqn", "gymnasium:CartPole-v1", 22, 500, 50_000, 50_000, 500),
+    "halfcheetah": Task("sac", "gymnasium:HalfCheetah-v5", -280, 12_135, 1_000_000, 100_000, 5_000),
+    "hopper": Task("sac", "gymnasium:Hopper-v5", -20, 3_234, 1_000_000, 150_000, 5_000),
+    "pendulum": Task("sac", "gymnasium:Pendulum-v1", -1_230, -150, 20_000, 20_000, 500),
+}
+# By kind, whose run it is of, and what is recorded.
+KINDS = {
+    "expert": ("expert", "best"),
+    "medium": ("medium", "best"),
+    "medium-replay": ("medium", "replay"),
+    "mixed": ("expert", "mixed"),
+}
+NAMES = [f"{task}-{kind}" for task in TASKS for kind in KINDS]
+
+
+def repertory(*arguments: object) -> None:
+    """Runs a command, whose output goes on."""
+    command = [sys.executable, "-m", "framework.commands", *map(str, arguments)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def make(name: str, folder: pathlib.Path, seed: int = 1) -> pathlib.Path:
+    """Makes a data set, and the run that it is of, unless they are there. Returns its path."""
+    path = folder / name
+    if path.exists():
+        return path
+    of_task, _, kind = name.partition("-")
+    task, (goal, policy) = TASKS[of_task], KINDS[kind]
+    run = folder / "runs" / f"{of_task}-{goal}"
+    if not (run / "result.json").exists():
+        begun = ("--resume", run) if run.exists() else (task.agent, "--directory", run)
+        flags = ("--environment", task.environment, "--engine", "serial", "--seed", seed)
+        limits = ("--max-env-steps", task.steps, "--target-return", round(getattr(task, goal), 1))
+        replay = ("--n-step", 1, "--max-replay-size", task.replay, "--evaluate-period", task.period)
+        repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay)))
+    noise = () if policy == "replay" else ("--noise", 0.1)
+    repertory("record", run, "--policy", policy, *noise, "--seed", seed, "--compress", "--output", path)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="TASK-KIND", help=", ".join(NAMES))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("data"))
+    parser.add_argument("--seed", type=int, default=1, help="of run, episodes and random actions")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(NAMES)):
+        parser.error(f"no data set {unknown}; they are {NAMES}")
+    for name in options.names:
+        print(f"{name}: {make(name, options.out, options.seed)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
