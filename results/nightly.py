@@ -43,7 +43,7 @@ ENVIRONMENTS = ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1")
 # Agents that have no such row, and an option.
 MORE_ROWS = (
     *("cartpole-munchausen", "hidden-cartpole-r2d2", "mountaincar-dqfd", "four-cartpoles-ppo-dqn"),
-    *("navigation-maml", "road-ppo-lagrangian", "spread-mappo", "tuple-batch_ppo", "tuple-recurrent_td3"),
+    *("navigation-maml", "road-ppo-lagrangian", "tuple-batch_ppo", "tuple-recurrent_td3"),
     "tuple-td7",
 )
 _MOST_STEPS = 200_000
