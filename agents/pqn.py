@@ -128,6 +128,8 @@ class PQN(MinibatchAgent):
         return LossOutput(loss, {}, weight=weight)
 
 
+_PAPER = "Gallici et al. (2024), pqn_minatar.yaml"
+
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
@@ -149,10 +151,16 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_period": 10,
         },
     ),
-    # The published settings (purejaxql's pqn_minatar.yaml). Decays are shares of its 10 million steps.
+    # Decays are shares of 10 million steps, for runs of any length.
     "minatar:*": Preset(
         agent={
+            "unroll_length": 32,
+            "trace_lambda": 0.65,
+            "epochs": 2,
+            "minibatch_size": 128,
+            "learning_rate": 5e-4,
             "learning_rate_decay": 10_000_000,
+            "epsilon_decay": 1_000_000,
             "hidden_sizes": (),  # The convolution has a layer of 128 after it.
         },
         run={
@@ -162,5 +170,7 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 500_000,
             "learner_log_period": 10,
         },
+        source=_PAPER,
+        sources={_PAPER: "envs_per_actor"},
     ),
 }

@@ -153,12 +153,12 @@ ROWS = {
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
-    "spread-mappo": Row("mappo", SPREAD, 120_000, exception="It stands beside independent PPO's row."),
+    "spread-mappo": Row("mappo", SPREAD, 1_000_000, exception="It stands beside independent PPO's row."),
     # Independent PPO: a critic of each agent's own observation.
     "spread-ppo": Row(
         "mappo",
         SPREAD,
-        120_000,
+        1_000_000,
         flags=("--no-joint-critic",),
         exception="It stands beside MAPPO's row.",
     ),
