@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import tree
@@ -22,7 +22,7 @@ from framework.learners import LossContext, Prepared
 from framework.multi_agent import AgentGroup, TeamAdder, TeamPolicy, group_agents, team_rows
 from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
-from framework.runs.presets import Preset
+from framework.runs.presets import HERE, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Nest, Step
 
@@ -141,6 +141,10 @@ class MAPPO(PPO):
     def describe_inputs(self, spec: EnvironmentSpec) -> list[str]:
         return super().describe_inputs(self.group(spec).spec)
 
+    def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
+        """Raises ValueError: a session has one agent."""
+        raise ValueError("session: got MAPPO, which acts for a team, expected an agent. Make a program.")
+
     def make_networks(self, spec: EnvironmentSpec) -> Any:
         group = self.group(spec)
         members = ("actions", "normalizer", "reward_scale", "kl_coefficient", "agents")
@@ -180,25 +184,31 @@ class MAPPO(PPO):
         return super().finish(networks, batch, prepared, context)
 
 
+_PAPER = "Yu et al. (2022), train_mpe_spread.sh"
+
 PRESETS: Mapping[str, Preset] = {
+    # The paper makes 20 million steps.
     "pettingzoo:mpe.simple_spread_v3": Preset(
         agent={
             "unroll_length": 25,
             "epochs": 10,
-            "minibatch_size": 800,
+            "minibatch_size": None,
             "learning_rate": 7e-4,
-            "learning_rate_decay": 250_000,
             "entropy_coefficient": 0.01,
+            "max_gradient_norm": 10.0,
+            "activation": "relu",
             "normalize_observations": True,
             "normalize_rewards": True,
         },
         run={
             "num_actors": 1,
-            "envs_per_actor": 32,
-            "max_env_steps": 250_000,
-            "evaluate_period": 25_000,
+            "envs_per_actor": 128,
+            "max_env_steps": 1_000_000,
+            "evaluate_period": 100_000,
             "num_evaluation_episodes": 100,
             "learner_log_period": 10,
         },
+        source=_PAPER,
+        sources={_PAPER: "envs_per_actor", HERE: "normalize_observations normalize_rewards max_env_steps"},
     ),
 }

@@ -16,7 +16,7 @@ from framework.replay import ReplaySample
 from framework.replay.contracts import ReplayClient
 from framework.runs.presets import ATARI_2015_RUN, CONTROL_RUN, HERE, MUJOCO, Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import ActorCriticConfig, OnPolicyAgent, TorchPolicy
+from framework.torch_agents import ActorCriticConfig, MinibatchAgent, TorchPolicy
 from framework.types import Nest, Step
 
 
@@ -134,7 +134,7 @@ class Rows(NamedTuple):
         return self.mask if isinstance(self.mask, torch.Tensor) else None
 
 
-class PPO(OnPolicyAgent):
+class PPO(MinibatchAgent):
     """Proximal policy optimization for discrete and continuous actions, with or without a memory.
 
     ```python
@@ -165,10 +165,6 @@ class PPO(OnPolicyAgent):
     def extras_of_first_row(self) -> tuple[str, ...]:
         return (*super().extras_of_first_row, *[adders.RUNNING_RETURN] * self.carries_returns)
 
-    def optimizer_steps(self, env_steps: int) -> float:
-        rows = self.config.minibatch_size or self.unroll_length * self.items_per_step
-        return env_steps / rows * self.config.epochs
-
     def make_networks(self, spec: EnvironmentSpec) -> PPONetworks:
         parts = ("actions", "normalizer", "reward_scale", "kl_coefficient")
         return self.custom_networks(spec, PPONetworks, (*parts, "initial_state", "act", "forward"))
@@ -190,24 +186,13 @@ class PPO(OnPolicyAgent):
         groups = learners.with_own_rate(networks, "value_", config.value_learning_rate, "value_learning_rate")
         return learners.Adam(groups, lr=config.learning_rate, eps=config.adam_epsilon)
 
-    def make_learner(self, networks: PPONetworks, spec: EnvironmentSpec) -> learners.MinibatchLearner:
-        return learners.MinibatchLearner(
-            networks,
-            self.prepare,
-            self.loss,
-            epochs=self.config.epochs,
-            minibatch_size=self.config.minibatch_size,
-            finish_fn=self.finish,
-            **self.learner_settings(networks),
-        )
-
     def prepare(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> Prepared:
         """Values, advantages and targets of unrolls `[N, T + 1]`, whose last row is for bootstrapping."""
         config, data = self.config, batch.data
         mask = losses.transition_mask(data.mask)
         starts = data.start_of_episode.float().clone()
         starts[:, 0] = 0.0  # its state is stored, whether an episode begins there or not
-        rewards = self.scaled_rewards(networks, data, starts, mask, context)
+        rewards = self.scaled_rewards(networks, data, context, starts, mask)
         observation = self.observations(networks, data)
         state = data.extras.get("state", ())
         if config.episodes_per_batch is not None:
@@ -221,30 +206,25 @@ class PPO(OnPolicyAgent):
         actions, policy = networks.actions.drawn(data), data.extras["policy"]
         log_probs = networks.actions.distribution(policy).log_prob(actions)
         rows = Rows(observation, actions, policy, log_probs, values, scaled, targets, mask, starts, state)
-        count = int(mask.sum())
         if config.recurrent is None:
             real = mask.flatten().nonzero().squeeze(-1)
             rows = rows._replace(mask=(), starts=())
             rows = tree.map_structure(lambda leaf: leaf.flatten(0, 1)[real], rows)
         staleness = losses.masked_mean(context.learner_steps - data.extras["version"].float(), mask)
-        return Prepared(rows, count, {"staleness": staleness, **metrics})
+        return Prepared(rows, int(mask.sum()), {"staleness": staleness, **metrics})
 
     def observations(self, networks: PPONetworks, data: Step) -> Nest:
         """What the networks take of rows `[N, T + 1]`."""
         return networks.normalizer(data.observation)
 
-    def scaled_rewards(
-        self, networks: PPONetworks, data: Step, starts: Any, mask: Any, context: LossContext
-    ) -> torch.Tensor:
-        """The rewards `[N, T + 1]` of rows, scaled if the config says so."""
+    def scaled_rewards(self, networks: PPONetworks, data: Step, context: LossContext, *rows: Any) -> Any:
+        """The rewards `[N, T + 1]`, scaled if the config says so; `rows` are the starts and the mask."""
         before = data.extras.get(adders.RUNNING_RETURN)
-        return self.scaled(networks.reward_scale, self.rewards(data), before, starts, mask, context)
+        return self.scaled(networks.reward_scale, self.rewards(data), before, context, *rows)
 
-    def scaled(
-        self, scale: networks.RewardScale, rewards: Any, before: Any, starts: Any, mask: Any, context: Any
-    ) -> torch.Tensor:
+    def scaled(self, scale: Any, rewards: Any, before: Any, context: LossContext, *rows: Any) -> torch.Tensor:
         if self.config.normalize_rewards:
-            scale.update(rewards, starts, mask, self.config.discount, context.total, before)
+            scale.update(rewards, *rows, self.config.discount, context.total, before)
             rewards = scale(rewards)
         return rewards
 
@@ -254,24 +234,20 @@ class PPO(OnPolicyAgent):
         """Advantages `[N, T + 1]` of the policy, targets of the values, and metrics."""
         advantages = losses.generalized_advantages(rewards, discounts, values, mask, self.config.gae_lambda)
         targets = values + advantages
-        metrics = {
-            "explained_variance": losses.explained_variance(values, targets, mask),
-            "value_target": losses.masked_mean(targets, mask),
-        }
+        explained = losses.explained_variance(values, targets, mask)
+        metrics = {"explained_variance": explained, "value_target": losses.masked_mean(targets, mask)}
         return advantages, targets, metrics
 
     def value_loss(self, values: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Half the squared error of the values of a minibatch."""
-        if self.config.value_clip is None:
-            return losses.value_loss(values, rows.target, rows.counted)
-        return losses.clipped_value_loss(
-            values, rows.value, rows.target, rows.counted, self.config.value_clip
-        )
+        clip, mask = self.config.value_clip, rows.counted
+        if clip is None:
+            return losses.value_loss(values, rows.target, mask)
+        return losses.clipped_value_loss(values, rows.value, rows.target, mask, clip)
 
     def loss(self, networks: PPONetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The surrogate, the value's error and the entropy of one minibatch."""
-        config = self.config
-        mask = rows.counted
+        config, mask = self.config, rows.counted
         new, values = networks(rows.observation, rows.state, rows.starts)
         inputs = new.log_prob(rows.action), rows.log_prob, rows.advantage
         if config.target_kl is None:

@@ -72,7 +72,7 @@ class PPOLagrangian(PPO):
         return self.custom_networks(spec, LagrangianNetworks, members)
 
     def scaled_rewards(  # type: ignore[override]
-        self, networks: LagrangianNetworks, data: Step, starts: Any, mask: Any, context: LossContext
+        self, networks: LagrangianNetworks, data: Step, context: LossContext, starts: Any, mask: Any
     ) -> torch.Tensor:
         """Rewards and costs, `[N, T + 1, 2]`. Adapts the multiplier to the mean cost of the batch."""
         config, add = self.config, context.total or (lambda tensor: tensor)
@@ -86,7 +86,7 @@ class PPOLagrangian(PPO):
         networks.last_cost.copy_(cost)
         before = data.extras.get(adders.RUNNING_RETURN, {REWARD: None, COST: None})
         pairs = (REWARD, networks.reward_scale), (COST, networks.cost_scale)
-        rest = starts, mask, context
+        rest = context, starts, mask
         return torch.stack(
             [self.scaled(scale, data.reward[name].float(), before[name], *rest) for name, scale in pairs], -1
         )
@@ -112,6 +112,11 @@ class PPOLagrangian(PPO):
             super(PPOLagrangian, self).value_loss(value, rows._replace(value=old, target=target))
             for value, old, target in zip(*parts, strict=True)
         )  # type: ignore[return-value]
+
+    def score(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """The best evaluation has the least cost beyond the limit, and then the largest return."""
+        excess = row["episode_cost"] / row["episode_length"] - self.config.cost_limit
+        return -max(0.0, excess), row["episode_return"]
 
     def play(self, loop: core.Loop, policy: core.Policy, num_episodes: int) -> dict[str, Any]:
         """Plays episodes; `episode_return` is the reward's, and `episode_cost` that of the cost."""

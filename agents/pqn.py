@@ -16,12 +16,12 @@ import tree
 from agents.dqn import DQN, DQNConfig, DQNNetworks, DQNPolicy
 from framework import config_checks as check
 from framework import losses
-from framework.learners import LossContext, LossOutput, MinibatchLearner, Prepared
+from framework.learners import LossContext, LossOutput, Prepared
 from framework.networks import mask_values
 from framework.replay import ReplaySample
 from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
-from framework.torch_agents import OnPolicyAgent, UnrollConfig
+from framework.torch_agents import MinibatchAgent, UnrollConfig
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
     target: torch.Tensor  # of the action's value
 
 
-class PQN(OnPolicyAgent):
+class PQN(MinibatchAgent):
     """Parallel Q-learning for one discrete action per env.
 
     ```python
@@ -86,10 +86,6 @@ class PQN(OnPolicyAgent):
 
     config: PQNConfig = PQNConfig()
     takes_action_masks = True
-
-    def optimizer_steps(self, env_steps: int) -> float:
-        rows = self.config.minibatch_size or self.unroll_length * self.items_per_step
-        return env_steps / rows * self.config.epochs
 
     def make_networks(self, spec: EnvironmentSpec) -> DQNNetworks:
         return self.custom_networks(
@@ -102,11 +98,6 @@ class PQN(OnPolicyAgent):
     def make_optimizer(self, networks: DQNNetworks) -> torch.optim.Optimizer:
         config = self.config
         return torch.optim.RAdam(networks.parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
-
-    def make_learner(self, networks: DQNNetworks, spec: EnvironmentSpec) -> MinibatchLearner:
-        config = self.config
-        sizes: dict[str, Any] = {"epochs": config.epochs, "minibatch_size": config.minibatch_size}
-        return MinibatchLearner(networks, self.prepare, self.loss, **sizes, **self.learner_settings(networks))
 
     def prepare(self, networks: DQNNetworks, batch: ReplaySample, context: LossContext) -> Prepared:
         """The targets of unrolls `[N, T + 1]`, whose last row is for bootstrapping."""
@@ -137,6 +128,8 @@ class PQN(OnPolicyAgent):
         return LossOutput(loss, {}, weight=weight)
 
 
+_PAPER = "Gallici et al. (2024), pqn_minatar.yaml"
+
 PRESETS: Mapping[str, Preset] = {
     "gymnasium:CartPole-v1": Preset(
         agent={
@@ -158,10 +151,16 @@ PRESETS: Mapping[str, Preset] = {
             "learner_log_period": 10,
         },
     ),
-    # The published settings (purejaxql's pqn_minatar.yaml). Decays are shares of its 10 million steps.
+    # Decays are shares of 10 million steps, for runs of any length.
     "minatar:*": Preset(
         agent={
+            "unroll_length": 32,
+            "trace_lambda": 0.65,
+            "epochs": 2,
+            "minibatch_size": 128,
+            "learning_rate": 5e-4,
             "learning_rate_decay": 10_000_000,
+            "epsilon_decay": 1_000_000,
             "hidden_sizes": (),  # The convolution has a layer of 128 after it.
         },
         run={
@@ -171,5 +170,7 @@ PRESETS: Mapping[str, Preset] = {
             "evaluate_period": 500_000,
             "learner_log_period": 10,
         },
+        source=_PAPER,
+        sources={_PAPER: "envs_per_actor"},
     ),
 }

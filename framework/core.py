@@ -311,6 +311,10 @@ class Agent(abc.ABC):
         """
         return loop.run_episodes(num_episodes)
 
+    def score(self, row: Mapping[str, Any]) -> tuple[float, ...]:
+        """What the best evaluation has the largest of, by the evaluator's `row`: the mean return."""
+        return (row["episode_return"],)
+
     def describe_inputs(self, spec: EnvironmentSpec) -> Sequence[str]:
         """What the networks take the observations of `spec` for, one line for each leaf; empty by default."""
         return ()

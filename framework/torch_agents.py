@@ -477,3 +477,38 @@ class OnPolicyAgent(TorchAgent):
             prefetch=self.prefetch_batches,
             ragged="error" if self.episodes_per_batch is None else "pad",
         )
+
+
+class MinibatchAgent(OnPolicyAgent):
+    """Makes `config.epochs` passes over each batch, in minibatches of about `config.minibatch_size` steps.
+
+    `prepare` gets the batch, `loss` each minibatch of what it returns, and `finish` the batch at the end; see
+    `learners.MinibatchLearner`.
+    """
+
+    @abc.abstractmethod
+    def prepare(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> learners.Prepared:
+        """What minibatches are made of, without a gradient."""
+
+    def finish(
+        self, networks: Any, batch: replay.ReplaySample, prepared: learners.Prepared, context: LossContext
+    ) -> dict[str, torch.Tensor]:
+        """Metrics after the last pass. It may change statistics for the next batch."""
+        return {}
+
+    def optimizer_steps(self, env_steps: int) -> float:
+        config: Any = self.config
+        rows = config.minibatch_size or self.unroll_length * self.items_per_step
+        return env_steps / rows * config.epochs
+
+    def make_learner(self, networks: Any, spec: specs.EnvironmentSpec) -> core.Learner:
+        config: Any = self.config
+        return learners.MinibatchLearner(
+            networks,
+            self.prepare,
+            self.loss,
+            epochs=config.epochs,
+            minibatch_size=config.minibatch_size,
+            finish_fn=self.finish,
+            **self.learner_settings(networks),
+        )

@@ -43,7 +43,8 @@ ENVIRONMENTS = ("gymnasium:CartPole-v1", "gymnasium:Pendulum-v1")
 # Agents that have no such row, and an option.
 MORE_ROWS = (
     *("cartpole-munchausen", "hidden-cartpole-r2d2", "mountaincar-dqfd", "four-cartpoles-ppo-dqn"),
-    *("navigation-maml", "tuple-batch_ppo", "tuple-recurrent_td3", "tuple-td7"),
+    *("navigation-maml", "road-ppo-lagrangian", "tuple-batch_ppo", "tuple-recurrent_td3"),
+    "tuple-td7",
 )
 _MOST_STEPS = 200_000
 USAGE = 2  # The exit code of `repertory train` for what an agent cannot do.

@@ -154,14 +154,14 @@ ROWS = {
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
     "four-cartpoles-ppo-dqn": Row("ppo_dqn", "multi_agent:CartPole", 100_000, 450),
-    "spread-mappo": Row("mappo", SPREAD, 250_000, -30),
+    "spread-mappo": Row("mappo", SPREAD, 1_000_000, exception="It stands beside independent PPO's row."),
     # Independent PPO: a critic of each agent's own observation.
     "spread-ppo": Row(
         "mappo",
         SPREAD,
-        250_000,
+        1_000_000,
         flags=("--no-joint-critic",),
-        exception="It stands beside MAPPO's row. One seed each.",
+        exception="It stands beside MAPPO's row.",
     ),
     "acrobot-appo": Row("appo", "gymnasium:Acrobot-v1", 200_000, -90),
     "acrobot-impact": Row("impact", "gymnasium:Acrobot-v1", 200_000, -90),

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import numpy as np
+import tree
 
 from framework import specs
 from framework.types import Nest
@@ -20,14 +21,16 @@ _KINDS = {kind.__name__: kind for kind in (*_ALL, specs.StackedArray, specs.Stac
 def recorded(spec: specs.EnvironmentSpec) -> dict[str, Any]:
     """The observations and actions of `spec` as a file holds them: values, whatever the print options are.
 
-    The names of the agents of a multi-agent environment are with them, for `restored`.
+    The names of the agents of a multi-agent environment are with them, for `restored`. So are the rewards of
+    other environments, if they are several.
     """
-    of_env = {name: _recorded(getattr(spec, name)) for name in ("observations", "actions")}
-    return {**of_env, "agents": list(specs.agents(spec))}
+    agents = list(specs.agents(spec))
+    fields = ["observations", "actions", *["rewards"] * (tree.is_nested(spec.rewards) and not agents)]
+    return {**{name: _recorded(getattr(spec, name)) for name in fields}, "agents": agents}
 
 
 def restored(known: Any) -> specs.EnvironmentSpec | None:
-    """The specs that were `recorded`, with the usual rewards and discounts.
+    """The specs that were `recorded`, with the usual rewards, if there are no others, and discounts.
 
     None if the record does not say enough: an older version's, more bounds than a file holds, or a kind of
     spec that this package does not have.
@@ -35,11 +38,14 @@ def restored(known: Any) -> specs.EnvironmentSpec | None:
     if not isinstance(known, dict) or not isinstance(agents := known.get("agents"), list):
         return None
     try:
-        nests = [_restored(known[name], name[:-1]) for name in ("observations", "actions")]
+        observations, actions = [_restored(known[name], name[:-1]) for name in ("observations", "actions")]
     except (KeyError, TypeError, ValueError):
         return None
     usual = specs.Array((), np.float32, "reward"), specs.BoundedArray((), np.float32, 0.0, 1.0, "discount")
-    return specs.EnvironmentSpec(*nests, *[dict.fromkeys(agents, leaf) if agents else leaf for leaf in usual])
+    rewards, discounts = [dict.fromkeys(agents, leaf) if agents else leaf for leaf in usual]
+    if "rewards" in known:
+        rewards = _restored(known["rewards"], "reward")
+    return specs.EnvironmentSpec(observations, actions, rewards, discounts)
 
 
 def whole(spec: specs.EnvironmentSpec) -> dict[str, Any]:

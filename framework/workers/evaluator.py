@@ -56,7 +56,7 @@ class Evaluator(ProgramWorker):
         self._setup, self._name, self._steps_name = setup, name, steps_name
         self._counter, self._monitor, self._checkpointer = counter, monitor, checkpointer
         best = None if checkpointer is None else checkpointer.get(_best_part(name))
-        self._best = float("-inf") if best is None else float(best["row"]["episode_return"])
+        self._best = () if best is None else setup.agent.score(best["row"])
         state = None if checkpointer is None else checkpointer.get(name)
         self._clock = setup.clock
         self._evaluated_at = 0 if state is None else state["evaluated_at"]
@@ -107,8 +107,8 @@ class Evaluator(ProgramWorker):
             row["cut_episodes"] = cut
         self._monitor.write(self._name, row, evaluation=True)
         if self._checkpointer is not None:
-            if self._variables is not None and row["episode_return"] >= self._best:
-                self._best = row["episode_return"]
+            if self._variables is not None and (score := self._setup.agent.score(row)) >= self._best:
+                self._best = score
                 self._checkpointer.put(
                     _best_part(self._name), {"row": row, "networks": self._variables.copy()}
                 )

@@ -30,6 +30,7 @@ OWN = {
     "edac": {"num_critics": (4, network, {})},
     "impala": {**OF_SEQUENCES, "optimizer": ("adam", learned, {})},
     "ppo": OF_SEQUENCES,
+    "pqn": OF_SEQUENCES,
     "r2d2": OF_SEQUENCES,
     "recurrent_td3": {**OF_SEQUENCES, **OF_DELAYED},
     "rebrac": {**OF_SEQUENCES, **OF_DELAYED},
@@ -44,6 +45,7 @@ PRIORITIES = ("prioritized", "priority_exponent", "importance_sampling_exponent"
 WITHOUT = {
     "bc": ("discount", "n_step", "reward_clip", "target_update_period", "target_update_rate"),
     "crossq": ("network", "target_update_period", "target_update_rate"),
+    "ppo_lagrangian": ("reward_clip",),
     "rebrac": ("n_step", *PRIORITIES),
     "td3_bc": PRIORITIES,
 }

@@ -119,3 +119,8 @@ def test_the_numbers_of_all_agents_are_scaled_alike():
 def test_what_a_team_cannot_have_is_refused(field, value):
     with pytest.raises(ValueError, match=f"^{field}: got {value}, expected one of"):
         MAPPOConfig(**{field: value})
+
+
+def test_a_session_has_no_team():
+    with pytest.raises(ValueError, match=r"^session: got MAPPO, which acts for a team"):
+        MAPPO().session(environments.make(CARTPOLE, num_envs=1).spec)

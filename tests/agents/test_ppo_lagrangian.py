@@ -104,3 +104,11 @@ def test_without_a_weight_the_policy_learns_as_ppos():
         learn(make_learner(PPO(PPOConfig(**shared)), DISCRETE), plain).metrics["entropy"],
     ]
     assert float(results[0]) == pytest.approx(float(results[1]), rel=1e-5)
+
+
+def test_the_best_evaluation_keeps_to_the_limit():
+    agent = PPOLagrangian(dataclasses.replace(SMALL, cost_limit=0.1))
+    rows = [(90.0, 40.0), (49.0, 10.5), (47.0, 9.9), (40.0, 3.0), (50.0, 10.6)]
+    rows = [{"episode_return": paid, "episode_cost": cost, "episode_length": 100.0} for paid, cost in rows]
+    ranked = sorted(rows, key=agent.score, reverse=True)
+    assert [row["episode_return"] for row in ranked] == [47.0, 40.0, 49.0, 50.0, 90.0]

@@ -262,6 +262,9 @@ _OBSERVATIONS = {
 RECORDED = {
     "one agent": environment_testing.make_spec(_OBSERVATIONS, {"x": _PART, "y": specs.DiscreteArray(3)}),
     "names as those of agents": environment_testing.make_spec({"x": _PART}, {"x": _PART}),
+    "two rewards": environment_testing.make_spec(
+        _PART, _PART, dict.fromkeys(("cost", "reward"), specs.Array((), np.float32))
+    ),
     "agents": specs.EnvironmentSpec(
         *[{"x": leaf, "y": leaf} for leaf in environment_testing.make_spec(_PART, specs.DiscreteArray(2))]
     ),
