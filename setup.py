@@ -126,6 +126,7 @@ setup(
             "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
+            "dreamer=agents.dreamer:Dreamer",
             "edac=agents.edac:EDAC",
             "impact=agents.impact:IMPACT",
             "impala=agents.impala:IMPALA",

@@ -339,6 +339,21 @@ class Actions:
         # Closing rows have action 0, which may be below the first action.
         return (flat.long() - low).clamp(min=0).minimum(last)
 
+    @property
+    def vector_size(self) -> int:
+        """Width of `vectors`."""
+        return self.head_spec.shape[0] if self.continuous else sum(specs.choices(self.head_spec))
+
+    def vectors(self, drawn: torch.Tensor) -> torch.Tensor:
+        """Sampled actions as networks see them, float32 `[..., vector_size]`: choices become one-hot."""
+        if self.continuous:
+            return drawn.float()
+        one_hot = nn.functional.one_hot
+        if self._single:
+            return one_hot(drawn, self.vector_size).float()
+        parts = zip(drawn.unbind(-1), specs.choices(self.head_spec), strict=True)
+        return torch.cat([one_hot(part, count) for part, count in parts], -1).float()
+
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
         """The parameters that determine this distribution."""
         if self.continuous:
