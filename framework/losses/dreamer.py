@@ -23,8 +23,8 @@ def symexp_bins(count: int, limit: float = 20.0) -> torch.Tensor:
 
     They are symmetric exactly, so that the mean of a uniform distribution is 0.
     """
-    half = symexp(torch.linspace(-limit, 0.0, count // 2 + 1 if count % 2 else count // 2))
-    return torch.cat([half, -half[: count // 2].flip(0)])
+    low = symexp(torch.linspace(-limit, limit, count))[: count // 2]
+    return torch.cat([low, low.new_zeros(count % 2), -low.flip(0)])
 
 
 def two_hot_loss(logits: torch.Tensor, targets: torch.Tensor, bins: torch.Tensor) -> torch.Tensor:

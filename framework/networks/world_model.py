@@ -93,6 +93,14 @@ class TwoHotHead(Module):
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return dreamer.two_hot_loss(logits, targets, self.bins)
 
+    def regularized_loss(
+        self, features: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, slow: Any, weight: float
+    ) -> torch.Tensor:
+        """The loss `[...]` to `targets`, and `weight` times that to what `slow`, a slow copy, predicts."""
+        with torch.no_grad():
+            predicted = slow.mean(features)
+        return self.loss(logits, targets) + weight * self.loss(logits, predicted)
+
 
 class BoundedGaussianHead(Module):
     """`[..., input_size]` to a `DiagonalGaussian`: tanh means, standard deviations from 0.1 to 1."""
@@ -176,7 +184,7 @@ class RSSM(Module):
         old = deter.view(len(deter), self._blocks, -1).transpose(0, 1)
         inputs = self.shared(shared) + torch.bmm(old, self.own).transpose(0, 1).flatten(1)
         hidden = self.hidden(inputs).view(len(deter), self._blocks, -1).transpose(0, 1)
-        gates = torch.baddbmm(self.gates_bias, hidden, self.gates)
+        gates = torch.baddbmm(self.gates_bias, hidden, self.gates).to(old.dtype)
         reset, candidate, update = gates.chunk(3, -1)
         candidate = (reset.sigmoid() * candidate).tanh()
         return torch.lerp(old, candidate, (update - 1.0).sigmoid()).transpose(0, 1).flatten(1)
@@ -197,9 +205,9 @@ class RSSM(Module):
     def _mixed(self, logits: torch.Tensor) -> torch.Tensor:
         return dreamer.unimix(logits.unflatten(-1, self._classes), self._uniform)
 
-    def noise_shape(self, *leading: int) -> tuple[int, ...]:
-        """Shape of the the noise of samples."""
-        return (*leading, *self._classes)
+    def samples_like(self, actions: torch.Tensor) -> torch.Tensor:
+        """An empty `[N, T, S, C]` for actions `[N, T, A]`."""
+        return actions.new_empty(*actions.shape[:2], *self._classes)
 
     def sample(self, probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """A sample `[..., S * C]`, with straight-through gradients."""

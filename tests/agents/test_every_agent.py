@@ -26,7 +26,7 @@ from agent_batches import (
     moved_by,
     played,
 )
-from agent_cases import ITEMS, NUMBERS_ONLY, SEQUENCES, SMALL, UNROLLS, spec_of
+from agent_cases import ITEMS, NUMBERS_ONLY, SEQUENCES, SMALL, UNROLLS, WORLD, spec_of
 from dm_env import specs as dm_specs
 from torch import nn
 
@@ -302,6 +302,17 @@ PROGRAMS = {
             **REPLAY,
             "demonstrations": f"{__name__}:shown",
             "pretraining_steps": 3,
+            "normalize_observations": True,
+        },
+        FakeEnvironment,
+    ),
+    "dreamer": (
+        {
+            **WORLD,
+            **OFF,
+            "min_replay_size": 4,
+            "unroll_length": 6,
+            "period": 3,
             "normalize_observations": True,
         },
         FakeEnvironment,

@@ -7,6 +7,7 @@ from agents.appo import APPO, APPOConfig
 from agents.c51 import C51, C51Config
 from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
+from agents.dreamer import Dreamer, DreamerConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.mpo import MPO, MPOConfig
@@ -26,6 +27,9 @@ RATES = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "embedding_learnin
 # Targets that move at each step show in three steps what they change.
 OFTEN = {"target_update_period": 1, "target_update_rate": 0.1}
 EMBEDDINGS = {"embedding_size": 6, "embedding_hidden_sizes": (8,), "min_replay_size": 50}
+LATENTS = {"deter_size": 8, "blocks": 2, "hidden_size": 4, "stoch_size": 3, "classes": 3}
+IMAGINED = {"imagination_length": 4, "imagination_rows": 3, "learning_rate": 1e-2, "learning_rate_warmup": 0}
+WORLD = {**LATENTS, **IMAGINED, "units": 8, "num_layers": 1, "depth": 1, "num_bins": 11, "batch_size": 4}
 SMALL = {
     "a2c": A2C(A2CConfig(hidden_sizes=(8, 8), unroll_length=6)),
     "appo": APPO(APPOConfig(**UNROLLS)),
@@ -33,6 +37,7 @@ SMALL = {
     "d4pg": D4PG(D4PGConfig(**ITEMS, **OFTEN, n_step=1, v_min=-9.0, v_max=9.0)),
     "ddpg": DDPG(DDPGConfig(**ITEMS)),
     "dqn": DQN(DQNConfig(**ITEMS)),
+    "dreamer": Dreamer(DreamerConfig(**WORLD, unroll_length=6, burn_in=1, period=3, free_nats=0.0)),
     "impala": IMPALA(IMPALAConfig(**UNROLLS)),
     "iqn": IQN(IQNConfig(**ITEMS, num_policy_quantiles=4)),
     "mpo": MPO(MPOConfig(**ITEMS, n_step=1)),
