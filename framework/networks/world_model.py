@@ -181,9 +181,9 @@ class RSSM(Module):
     ) -> torch.Tensor:
         """The next `deter [B, D]`; `action_features` is `action_vectors` of the action between the two."""
         shared = torch.cat([self.from_deter(deter), self.from_stoch(stoch), action_features], -1)
-        old = deter.view(len(deter), self._blocks, -1).transpose(0, 1)
+        old = deter.unflatten(-1, (self._blocks, -1)).transpose(0, 1)
         inputs = self.shared(shared) + torch.bmm(old, self.own).transpose(0, 1).flatten(1)
-        hidden = self.hidden(inputs).view(len(deter), self._blocks, -1).transpose(0, 1)
+        hidden = self.hidden(inputs).unflatten(-1, (self._blocks, -1)).transpose(0, 1)
         gates = torch.baddbmm(self.gates_bias, hidden, self.gates).to(old.dtype)
         reset, candidate, update = gates.chunk(3, -1)
         candidate = (reset.sigmoid() * candidate).tanh()
@@ -268,7 +268,7 @@ class RSSM(Module):
             drawn.append(policy(states[-1]).sample(noise=of_action))
             deter, stoch = states[-1].split(self.sizes, -1)
             vectors = self.action_vectors(actions.vectors(drawn[-1]))
-            deter = self.advance(deter.contiguous(), stoch, vectors)
+            deter = self.advance(deter, stoch, vectors)
             states.append(torch.cat([deter, self.sample(self.prior(deter), of_sample)], -1))
         return torch.stack(states, 1), torch.stack(drawn, 1)
 
