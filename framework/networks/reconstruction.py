@@ -130,7 +130,7 @@ class Encoder(Module):
     def __init__(self, targets: Targets, sizes: Sequence[int], depth: int):
         super().__init__()
         self.output_size = 0
-        self.dense = self.convolutions = None
+        self.dense = self.images = None
         if targets.vector_size:
             self.dense = Dense(targets.vector_size, sizes)
             self.output_size += sizes[-1]
@@ -139,16 +139,16 @@ class Encoder(Module):
             for multiple in _MULTIPLES[: len(sides) - 1]:
                 layers.append(_Convolution(channels, multiple * depth, halves=True))
                 channels = multiple * depth
-            self.convolutions = nn.ModuleList(layers)
+            self.images = nn.ModuleList(layers)
             self.output_size += channels * sides[-1][0] * sides[-1][1]
 
     def forward(self, vector: torch.Tensor | None, picture: torch.Tensor | None) -> torch.Tensor:
         features = []
         if self.dense is not None:
             features.append(self.dense(vector))
-        if self.convolutions is not None and picture is not None:
+        if self.images is not None and picture is not None:
             leading, pictures = picture.shape[:-3], picture.flatten(0, -4) - 0.5
-            for layer in self.convolutions:
+            for layer in self.images:
                 pictures = layer(pictures)
             features.append(pictures.reshape(*leading, -1))
         return features[0] if len(features) == 1 else torch.cat(features, -1)

@@ -121,7 +121,7 @@ def test_autocast_changes_the_loss_by_rounding_only(name):
     assert found[0] == pytest.approx(found[1], rel=0.03, abs=0.02) and found[0] != found[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "impala", "ppo", "r2d2", "td3"])
+@pytest.mark.parametrize("name", ["dqn", "dreamer", "impala", "ppo", "r2d2", "td3"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_images_are_learned_from(name, autocast):
     changes = {"autocast": autocast, "batch_size": 3, "unroll_length": 4, "actor_autocast": autocast}
