@@ -269,7 +269,7 @@ class Dreamer(OffPolicyAgent):
             mask, lambda_ = torch.ones_like(values), config.trace_lambda
             returns = losses.lambda_returns(following, discounts, values, mask, lambda_)[:, :length]
             weights = going_on.cumprod(1)[:, :length]
-            scale = networks.return_range.scale(returns, config.return_range_rate)
+            scale = networks.return_range.scale(context.gathered(returns), config.return_range_rate)
             advantages = (returns - values[:, :length]) / scale
         policy = networks.policy(features[:, :length])
         entropy = policy.entropy()

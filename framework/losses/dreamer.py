@@ -118,5 +118,6 @@ def percentile_range(
       low, high: the percentiles, as fractions.
     """
     with torch.no_grad():
-        levels = torch.tensor([low, high], dtype=returns.dtype, device=returns.device)
+        # Two numbers from a list would be copied to a GPU, which a CUDA graph cannot do.
+        levels = torch.linspace(low, high, 2, dtype=returns.dtype, device=returns.device)
         return torch.lerp(before, torch.quantile(returns.flatten(), levels), rate)
