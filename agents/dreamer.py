@@ -324,3 +324,20 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
 }
+_SMALL = {**PRESETS["gymnasium:CartPole-v1"].agent, "unroll_length": 32, "period": 16, "imagination_rows": 8}
+_SMALL |= {"samples_per_insert": 32.0, "deter_size": 256, "learning_rate": 3e-4}
+PRESETS = {
+    **PRESETS,
+    # These have not been run to their ends: a learner step of 512 rows for every 8 env steps.
+    **dict.fromkeys(
+        ("dm_control:cartpole/swingup", "dm_control:finger/spin"),
+        Preset(
+            agent=_SMALL,
+            run={"num_actors": 1, "envs_per_actor": 4, "max_env_steps": 100_000, "evaluate_period": 10_000},
+        ),
+    ),
+    "minatar:*": Preset(
+        agent={**_SMALL, "normalize_observations": False, "samples_per_insert": 8.0, "depth": 8},
+        run={"num_actors": 1, "envs_per_actor": 8, "max_env_steps": 1_000_000, "evaluate_period": 100_000},
+    ),
+}

@@ -80,7 +80,7 @@ class LossContext(NamedTuple):
         return None if self.group is None else self.group.largest
 
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors `[N, ...]` of all learners, one after the other; each must call it with equal shapes."""
+        """The tensors `[N, ...]` of all learners, one after the other; all must call it, with one shape."""
         if self.group is None:
             return tensor
         whole = tensor.new_zeros(self.group.size, *tensor.shape)

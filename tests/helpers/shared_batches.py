@@ -51,9 +51,9 @@ PENALTY = {"target_kl": 1e-3, "discount": 0.9}
 D4PG_CONFIG = D4PGConfig(**ITEMS, prioritized=True, learning_rate=1e-3, target_update_period=2)
 TD7_CONFIG = TD7Config(**ITEMS, embedding_size=6, embedding_hidden_sizes=(8,), target_update_period=3)
 WORLD = DreamerConfig(
-    batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1, learning_rate=1e-2, learning_rate_warmup=0,
-    deter_size=8, blocks=2, hidden_size=4, stoch_size=3, units=8, num_layers=1, num_bins=41, imagination_length=4,
-    discount=0.9,
+    batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1, learning_rate=1e-2, discount=0.9,
+    learning_rate_warmup=0, deter_size=8, blocks=2, hidden_size=4, stoch_size=3, units=8, num_layers=1,
+    num_bins=41, imagination_length=4,
 )  # fmt: skip
 
 
