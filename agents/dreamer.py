@@ -299,8 +299,8 @@ class Dreamer(OffPolicyAgent):
 
 
 PRESETS: Mapping[str, Preset] = {
-    # Smaller networks and shorter sequences than published, and 32 times fewer learner steps. Without
-    # statistics of observations, the model sees small angles too coarsely: seed 1 stayed at 163.
+    # Smaller networks and shorter sequences than published, and 32 times fewer learner steps. Seed 1 had 480
+    # after 20,176 env steps. Without statistics of observations, which are small, it had 163 after 15,095.
     "gymnasium:CartPole-v1": Preset(
         agent={
             "normalize_observations": True,
