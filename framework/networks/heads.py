@@ -348,11 +348,10 @@ class Actions:
         """Sampled actions as networks see them, float32 `[..., vector_size]`: choices become one-hot."""
         if self.continuous:
             return drawn.float()
-        one_hot = nn.functional.one_hot
         if self._single:
-            return one_hot(drawn, self.vector_size).float()
+            return one_hot(drawn, self.vector_size)
         parts = zip(drawn.unbind(-1), specs.choices(self.head_spec), strict=True)
-        return torch.cat([one_hot(part, count) for part, count in parts], -1).float()
+        return torch.cat([one_hot(part, count) for part, count in parts], -1)
 
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
         """The parameters that determine this distribution."""
@@ -370,6 +369,11 @@ class Actions:
             return distributions.Categorical(parameters["logits"])
         sizes = [int(n) + 1 for n in self.head_spec.maximum]
         return distributions.MultiCategorical(parameters["logits"], sizes)
+
+
+def one_hot(choices: torch.Tensor, count: int) -> torch.Tensor:
+    """Integers `[...]` as float32 `[..., count]`. That of torch reads them, so it could not be compiled."""
+    return (choices.unsqueeze(-1) == torch.arange(count, device=choices.device)).float()
 
 
 def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 from framework import specs
 from framework.losses import dreamer
 from framework.networks import inputs
+from framework.networks.heads import one_hot
 from framework.networks.modules import Module
 from framework.networks.world_model import Dense, NormActivation, linear, truncated_normal_
 from framework.types import Nest
@@ -69,7 +70,7 @@ class Targets:
             axes = len(leaf.shape)
             leading = value.shape[: value.dim() - axes]
             if taken.kind == inputs.CODES:
-                flat.append(nn.functional.one_hot(value.long(), taken.codes).reshape(*leading, -1).float())
+                flat.append(one_hot(value, taken.codes).reshape(*leading, -1))
             elif taken.kind != inputs.MASK:
                 bytes_ = taken.divides and not value.is_floating_point()
                 value = value / 255.0 if bytes_ else value.float()
