@@ -171,3 +171,12 @@ def test_initial_weights_have_the_variance_of_the_inputs():
     weight = networks.Dense(400, [300]).layers[0].weight
     assert weight.var().item() * 400 == pytest.approx(1.0, rel=0.05)
     assert not networks.TwoHotHead(5, [4], 9)(torch.randn(2, 5)).any()
+
+
+def test_several_choices_are_one_hot_side_by_side_and_drawn_by_given_noise():
+    actions = networks.Actions(dm_specs.BoundedArray((2,), np.int64, [1, 0], [3, 1]))
+    vectors = actions.vectors(torch.tensor([[[2, 0]], [[0, 1]]]))
+    assert vectors.tolist() == [[[0, 0, 1, 1, 0]], [[1, 0, 0, 0, 1]]]
+    noise = torch.tensor([[0.0, 9.0, 0.0, 0.0, 9.0], [0.0, 0.0, 9.0, 9.0, 0.0]])
+    drawn = networks.MultiCategorical(torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), (3, 2))
+    assert drawn.sample(noise=noise).tolist() == [[1, 1], [2, 0]]
