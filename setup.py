@@ -127,6 +127,7 @@ setup(
             "ddpg=agents.td3:DDPG",
             "dqfd=agents.dqfd:DQfD",
             "dqn=agents.dqn:DQN",
+            "dreamer=agents.dreamer:Dreamer",
             "droq=agents.droq:DroQ",
             "edac=agents.edac:EDAC",
             "impact=agents.impact:IMPACT",

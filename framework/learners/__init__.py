@@ -3,6 +3,7 @@
 from framework.learners.context import LossContext as LossContext
 from framework.learners.context import LossOutput as LossOutput
 from framework.learners.distributed import LearnerGroup as LearnerGroup
+from framework.learners.laprop import LaProp as LaProp
 from framework.learners.minibatches import MinibatchLearner as MinibatchLearner
 from framework.learners.minibatches import Prepared as Prepared
 from framework.learners.optimizers import Adam as Adam

@@ -79,6 +79,14 @@ class LossContext(NamedTuple):
         """A function for the elementwise maximum over all learners, which must all call it; None with one."""
         return None if self.group is None else self.group.largest
 
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors `[N, ...]` of all learners, one after the other; all must call it, with one shape."""
+        if self.group is None:
+            return tensor
+        whole = tensor.new_zeros(self.group.size, *tensor.shape)
+        whole[self.group.rank] = tensor
+        return self.group.total(whole).flatten(0, 1)
+
     def is_due(self, period: int, offset: int = 1) -> bool:
         """Whether this step is the last one of `period` learner steps, as those that move the targets are.
 

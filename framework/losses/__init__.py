@@ -15,6 +15,16 @@ from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
 from framework.losses.distributional import tqc_critic_loss as tqc_critic_loss
 from framework.losses.distributional import truncated_quantiles as truncated_quantiles
+from framework.losses.dreamer import balanced_kl as balanced_kl
+from framework.losses.dreamer import percentile_range as percentile_range
+from framework.losses.dreamer import race_noise as race_noise
+from framework.losses.dreamer import straight_through_sample as straight_through_sample
+from framework.losses.dreamer import symexp as symexp
+from framework.losses.dreamer import symexp_bins as symexp_bins
+from framework.losses.dreamer import symlog as symlog
+from framework.losses.dreamer import two_hot_loss as two_hot_loss
+from framework.losses.dreamer import two_hot_mean as two_hot_mean
+from framework.losses.dreamer import unimix as unimix
 from framework.losses.embeddings import embedding_loss as embedding_loss
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl

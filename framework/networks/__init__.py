@@ -50,6 +50,9 @@ from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale
 from framework.networks.quantiles import ImplicitQuantileNetwork as ImplicitQuantileNetwork
+from framework.networks.reconstruction import Decoder as Decoder
+from framework.networks.reconstruction import Encoder as Encoder
+from framework.networks.reconstruction import Targets as Targets
 from framework.networks.recurrent import RecurrentEncoder as RecurrentEncoder
 from framework.networks.recurrent import RecurrentQNetwork as RecurrentQNetwork
 from framework.networks.regularization import BatchRenorm as BatchRenorm
@@ -67,3 +70,8 @@ from framework.networks.torsos import ResidualConv as ResidualConv
 from framework.networks.torsos import ShallowConv as ShallowConv
 from framework.networks.torsos import in_float32 as in_float32
 from framework.networks.torsos import make_torso as make_torso
+from framework.networks.world_model import RSSM as RSSM
+from framework.networks.world_model import BoundedGaussianHead as BoundedGaussianHead
+from framework.networks.world_model import Dense as Dense
+from framework.networks.world_model import ReturnRange as ReturnRange
+from framework.networks.world_model import TwoHotHead as TwoHotHead

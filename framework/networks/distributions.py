@@ -112,10 +112,14 @@ class Categorical:
         self.logits = logits if legal is None else entropies.mask_logits(logits, legal)
         self._normalized: torch.Tensor | None = None
 
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+    def sample(
+        self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """An action; `noise`, standard Gumbel, is in place of a generator."""
         # The largest of the logits with Gumbel noise: one pass, and no [..., A] cumulative sums.
         logits = self.logits
-        return (logits + draw("gumbel", logits.shape, logits.device, generator)).argmax(-1)
+        noise = draw("gumbel", logits.shape, logits.device, generator) if noise is None else noise
+        return (logits + noise).argmax(-1)
 
     def mode(self) -> torch.Tensor:
         return self.logits.argmax(-1)
@@ -196,8 +200,17 @@ class MultiCategorical(Joint):
             raise ValueError(
                 f"logits: got {logits.shape[-1]} entries, expected {sum(sizes)} for sizes {tuple(sizes)}."
             )
-        parts = entropies.mask_logits(logits, legal).split(list(sizes), -1)
+        self._logit_sizes = list(sizes)
+        parts = entropies.mask_logits(logits, legal).split(self._logit_sizes, -1)
         super().__init__([Categorical(part) for part in parts], [None] * len(sizes))
+
+    def sample(
+        self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if noise is None:
+            return super().sample(generator)
+        pairs = zip(self.parts, noise.split(self._logit_sizes, -1), strict=True)
+        return torch.stack([part.sample(noise=own) for part, own in pairs], -1)
 
 
 class DiagonalGaussian:
@@ -217,8 +230,10 @@ class DiagonalGaussian:
             noise = draw("normal", mean.shape, mean.device, generator).to(mean.dtype)
         return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        return self.rsample(generator).detach()
+    def sample(
+        self, generator: torch.Generator | None = None, noise: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.rsample(generator, noise).detach()
 
     def mode(self) -> torch.Tensor:
         return self.mean

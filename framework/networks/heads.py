@@ -351,6 +351,20 @@ class Actions:
         # Closing rows have action 0, which may be below the first action.
         return (flat.long() - low).clamp(min=0).minimum(last)
 
+    @property
+    def vector_size(self) -> int:
+        """Width of `vectors`."""
+        return self.head_spec.shape[0] if self.continuous else sum(specs.choices(self.head_spec))
+
+    def vectors(self, drawn: torch.Tensor) -> torch.Tensor:
+        """Sampled actions as networks see them, float32 `[..., vector_size]`: choices become one-hot."""
+        if self.continuous:
+            return drawn.float()
+        if self._single:
+            return one_hot(drawn, self.vector_size)
+        parts = zip(drawn.unbind(-1), specs.choices(self.head_spec), strict=True)
+        return torch.cat([one_hot(part, count) for part, count in parts], -1)
+
     def parameters(self, distribution: Any) -> dict[str, torch.Tensor]:
         """The parameters that determine this distribution."""
         if self.continuous:
@@ -367,6 +381,11 @@ class Actions:
             return distributions.Categorical(parameters["logits"])
         sizes = [int(n) + 1 for n in self.head_spec.maximum]
         return distributions.MultiCategorical(parameters["logits"], sizes)
+
+
+def one_hot(choices: torch.Tensor, count: int) -> torch.Tensor:
+    """Integers `[...]` as float32 `[..., count]`. That of torch reads them, so it could not be compiled."""
+    return (choices.unsqueeze(-1) == torch.arange(count, device=choices.device)).float()
 
 
 def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -26,7 +26,7 @@ from agent_batches import (
     moved_by,
     played,
 )
-from agent_cases import ITEMS, NUMBERS_ONLY, SEQUENCES, SMALL, UNROLLS, spec_of
+from agent_cases import ITEMS, NUMBERS_ONLY, SEQUENCES, SMALL, UNROLLS, WORLD, spec_of
 from dm_env import specs as dm_specs
 from torch import nn
 
@@ -125,7 +125,7 @@ def test_autocast_changes_the_loss_by_rounding_only(name):
     assert found[0] == pytest.approx(found[1], rel=0.03, abs=0.02) and found[0] != found[1]
 
 
-@pytest.mark.parametrize("name", ["dqn", "impala", "ppo", "r2d2", "td3"])
+@pytest.mark.parametrize("name", ["dqn", "dreamer", "impala", "ppo", "r2d2", "td3"])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_images_are_learned_from(name, autocast):
     changes = {"autocast": autocast, "batch_size": 3, "unroll_length": 4, "actor_autocast": autocast}
@@ -306,6 +306,17 @@ PROGRAMS = {
             **REPLAY,
             "demonstrations": f"{__name__}:shown",
             "pretraining_steps": 3,
+            "normalize_observations": True,
+        },
+        FakeEnvironment,
+    ),
+    "dreamer": (
+        {
+            **WORLD,
+            **OFF,
+            "min_replay_size": 4,
+            "unroll_length": 6,
+            "period": 3,
             "normalize_observations": True,
         },
         FakeEnvironment,

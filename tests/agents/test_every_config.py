@@ -28,6 +28,12 @@ OWN = {
     "bc": {"recurrent": ("lstm", network, {})},
     "crossq": {"actor_delay": (1, learned, {})},
     "edac": {"num_critics": (4, network, {})},
+    "dreamer": {
+        "reward_clip": OF_SEQUENCES["reward_clip"],
+        # Values begin at 0, and the range of returns counts from 1 on.
+        "target_update_period": (2, learned, {"learning_rate": 1.0}),
+        "return_range_rate": (0.9, learned, {"learning_rate": 1.0}),
+    },
     "impala": {**OF_SEQUENCES, "optimizer": ("adam", learned, {})},
     "ppo": OF_SEQUENCES,
     "pqn": OF_SEQUENCES,
@@ -39,12 +45,13 @@ OWN = {
     "td3_bc": OF_DELAYED,
 }
 # Agents whose items are not those of the shared adder. They refuse `hindsight_goals`.
-WITHOUT_GOALS = ("bc", "cql", "dqfd", "r2d2", "rebrac", "recurrent_td3")
+WITHOUT_GOALS = ("bc", "cql", "dqfd", "dreamer", "r2d2", "rebrac", "recurrent_td3")
 PRIORITIES = ("prioritized", "priority_exponent", "importance_sampling_exponent")
 # Fields that an agent refuses, or has no use for, because it learns from no reward.
 WITHOUT = {
     "bc": ("discount", "n_step", "reward_clip", "target_update_period", "target_update_rate"),
     "crossq": ("network", "target_update_period", "target_update_rate"),
+    "dreamer": ("n_step",),  # It has another lambda.
     "ppo_lagrangian": ("reward_clip",),
     "rebrac": ("n_step", *PRIORITIES),
     "td3_bc": PRIORITIES,
@@ -62,6 +69,13 @@ OWN_WRONG = {
     "crossq": {"network": ("simba",), "target_update_rate": (0.5,), "target_update_period": (2,)},
     "sac": {"dropout": (1.0,), "temperature": (0.0,)},
     "tqc": {"dropped_quantiles": (25,), "num_quantiles": (1,)},
+    "dreamer": {
+        "period": (7,),
+        "hindsight_goals": (1,),
+        "n_step": (2,),
+        "imagination_rows": (7,),
+        "deter_size": (9, 0),
+    },
     "r2d2": {"period": (7,), "hindsight_goals": (1,)},
     "recurrent_td3": {"period": (7,), "hindsight_goals": (1,)},
     "rebrac": {"hindsight_goals": (1,), "prioritized": (True,), "n_step": (2,)},

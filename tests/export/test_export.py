@@ -52,11 +52,14 @@ FAMILIES = {
         SAC(SACConfig(**agent_cases.ITEMS, normalize_observations=True)),
         make_spec(VECTOR, NUMBERS),
     ),
-    **{name: (agent_cases.SMALL[name], agent_cases.spec_of(name)) for name in ("rainbow", "iqn", "r2d2")},
+    **{
+        name: (agent_cases.SMALL[name], agent_cases.spec_of(name))
+        for name in ("dreamer", "rainbow", "iqn", "r2d2")
+    },
 }
 
 
-WITH_MEMORY = ("ppo, a GRU", "impala, an LSTM and nested actions", "recurrent_td3", "r2d2")
+WITH_MEMORY = ("ppo, a GRU", "impala, an LSTM and nested actions", "recurrent_td3", "r2d2", "dreamer")
 
 
 def observations(spec, rows, seed=0):

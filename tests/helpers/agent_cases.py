@@ -11,6 +11,7 @@ from agents.cql import CQL, CQLConfig
 from agents.crossq import CrossQ, CrossQConfig
 from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
+from agents.dreamer import Dreamer, DreamerConfig
 from agents.droq import DroQ, DroQConfig
 from agents.edac import EDAC, EDACConfig
 from agents.impala import IMPALA, IMPALAConfig
@@ -44,6 +45,9 @@ OFTEN = {"target_update_period": 1, "target_update_rate": 0.1}
 EMBEDDINGS = {"embedding_size": 6, "embedding_hidden_sizes": (8,), "min_replay_size": 50}
 MEMORY = {"recurrent": "gru", "recurrent_size": 6}
 SHOWN = f"{__name__}:shown"
+LATENTS = {"deter_size": 8, "blocks": 2, "hidden_size": 4, "stoch_size": 3, "classes": 3}
+IMAGINED = {"imagination_length": 4, "imagination_rows": 3, "learning_rate": 1e-2, "learning_rate_warmup": 0}
+WORLD = {**LATENTS, **IMAGINED, "units": 8, "num_layers": 1, "depth": 1, "num_bins": 11, "batch_size": 4}
 SMALL = {
     "a2c": A2C(A2CConfig(hidden_sizes=(8, 8), unroll_length=6)),
     "appo": APPO(APPOConfig(**UNROLLS)),
@@ -54,6 +58,7 @@ SMALL = {
     "d4pg": D4PG(D4PGConfig(**ITEMS, **OFTEN, n_step=1, v_min=-9.0, v_max=9.0)),
     "ddpg": DDPG(DDPGConfig(**ITEMS)),
     "dqn": DQN(DQNConfig(**ITEMS)),
+    "dreamer": Dreamer(DreamerConfig(**WORLD, unroll_length=6, burn_in=1, period=3, free_nats=0.0)),
     "droq": DroQ(DroQConfig(**ITEMS, actor_delay=2, dropout=0.2)),
     "edac": EDAC(EDACConfig(**ITEMS, num_critics=3)),
     "impala": IMPALA(IMPALAConfig(**UNROLLS)),

@@ -17,6 +17,7 @@ from dm_env import specs as dm_specs
 from agents.appo import APPO, APPOConfig
 from agents.d4pg import D4PG, D4PGConfig
 from agents.dqn import DQN, DQNConfig
+from agents.dreamer import Dreamer, DreamerConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.mpo import MPO, MPOConfig
@@ -49,6 +50,11 @@ PPO_CONFIG = PPOConfig(hidden_sizes=(8, 8), **MINIBATCHES, **RATES, **NORMAL)
 PENALTY = {"target_kl": 1e-3, "discount": 0.9}
 D4PG_CONFIG = D4PGConfig(**ITEMS, prioritized=True, learning_rate=1e-3, target_update_period=2)
 TD7_CONFIG = TD7Config(**ITEMS, embedding_size=6, embedding_hidden_sizes=(8,), target_update_period=3)
+WORLD = DreamerConfig(
+    batch_size=BATCH, burn_in=2, unroll_length=UNROLL - 2, period=1, learning_rate=1e-2, discount=0.9,
+    learning_rate_warmup=0, deter_size=8, blocks=2, hidden_size=4, stoch_size=3, units=8, num_layers=1,
+    num_bins=41, imagination_length=4,
+)  # fmt: skip
 
 
 def ppo(**changes):
@@ -77,6 +83,7 @@ AGENTS = {
     "ppo in minibatches": (ppo(minibatch_size=9, value_clip=0.5), DISCRETE),
     "ppo in minibatches with a penalty": (ppo(minibatch_size=3, **PENALTY), CONTINUOUS),
     "ppo in minibatches with a memory": (ppo(minibatch_size=3, recurrent="gru"), DISCRETE),
+    "dreamer": (Dreamer(WORLD), CONTINUOUS),
     "appo": (APPO(APPOConfig(**ITEMS, learning_rate=1e-3, target_update_period=3)), DISCRETE),
     "impala": (IMPALA(IMPALAConfig(**ITEMS, lstm_size=8)), DISCRETE),
     "r2d2": (R2D2(R2D2Config(**SEQUENCES)), DISCRETE),
@@ -87,7 +94,9 @@ AGENTS = {
     "mpo": (MPO(MPOConfig(**ITEMS, num_atoms=11)), CONTINUOUS),
     "sac": (SAC(SACConfig(**ITEMS)), CONTINUOUS),
 }
-ON_POLICY = [name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2", "recurrent td3")]
+ON_POLICY = [
+    name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2", "recurrent td3", "dreamer")
+]
 
 
 def make_spec(actions):
