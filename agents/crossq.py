@@ -35,7 +35,7 @@ class CrossQConfig(SACConfig):
     actor_delay: int = 3  # Learner steps per update of the policy and the temperature.
     # Hidden layers of each critic. None: hidden_sizes.
     critic_hidden_sizes: tuple[int, ...] | None = (2048, 2048)
-    target_update_rate: float = 1.0  # Of no effect: there are no target networks.
+    target_update_rate: float = 1.0  # It has no effect: there are no target networks.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,7 +47,7 @@ class _Actor(networks.ActorCritic):
 
     def __init__(self, config: MAPPOConfig, spec: EnvironmentSpec):
         super().__init__(spec, **{**config.network_settings(), "shared": True})
-        self.value_head = networks.MLP(1)  # Without layers it returns the features, which are left out.
+        self.value_head = networks.MLP(1)  # It returns the features, which are left out.
 
 
 def _critic(config: MAPPOConfig, observation_spec: Nest) -> nn.Sequential:

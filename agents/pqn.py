@@ -58,7 +58,7 @@ class PQNConfig(UnrollConfig):
         check.at_least(self, 1, "epochs", "minibatch_size")
         check.fraction(self, "trace_lambda")
         check.above(self, 0, "reward_scale")
-        self.of_dqn()  # Its checks of the other fields.
+        self.of_dqn()  # It checks the other fields.
 
     def of_dqn(self) -> DQNConfig:
         """The settings of the networks and of the policy, which are DQN's."""

@@ -337,7 +337,7 @@ PRESETS: Mapping[str, Preset] = {
             "num_evaluation_episodes": 100,
         },
     ),
-    # Not searched. Each step is learned from 8 times, as with DQN's preset.
+    # These were not searched. Each step is learned from 8 times, as with DQN's preset.
     "minatar:*": Preset(
         {
             "unroll_length": 20,

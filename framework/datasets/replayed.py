@@ -113,7 +113,9 @@ def _items(reader: CheckpointReader, spec: EnvironmentSpec) -> Iterator[tuple[An
             counts = arrays["lengths"][slots, leaf.group] if group.ragged else group.length
             made.append(_ItemLeaf(leaf.column, column, rows if leaf.time else rows[:, 0], counts))
         items = layout.pack(made)
-        if [leaf.name for leaf in tree.flatten(items.observation)] == observed:  # Not of hindsight.
+        if [
+            leaf.name for leaf in tree.flatten(items.observation)
+        ] == observed:  # Items of hindsight have other leaves.
             yield items, arrays["stamps"][slots]
 
 
@@ -138,7 +140,7 @@ def _steps(items: Step, stamps: np.ndarray) -> tuple[Transition, np.ndarray]:
 def _chains(steps: Transition) -> Iterator[np.ndarray]:
     """The parts of episodes: each step's next observation is the following one's observation, as a row."""
     rows = [tree.flatten(nest)[0].rows for nest in (steps.observation, steps.next_observation)]
-    before, after = (each.reshape(len(each), -1)[:, -1] for each in rows)  # Of a stack, the newest frame.
+    before, after = (each.reshape(len(each), -1)[:, -1] for each in rows)  # The newest frame of a stack.
     order = np.argsort(before)
     place = np.searchsorted(before, after, sorter=order).clip(max=len(order) - 1)
     following = np.where(before[order[place]] == after, order[place], -1)
