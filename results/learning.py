@@ -99,7 +99,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
         finally:
             if directory.exists():
                 file.write_text(json.dumps(sittings), encoding="utf-8")
-    run([*command, "eval", str(directory), "--episodes", "100", *row.allow], [])
+    run([*command, "eval", str(directory), "--checkpoint", "latest", "--episodes", "100", *row.allow], [])
     result = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
@@ -108,6 +108,7 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
         "wall_seconds": round(sum(wall for _, wall in sittings), 1),
         **({} if len(sittings) == 1 else {"sittings": len(sittings)}),
         "steps": row.steps,
+        "checkpoint": "latest",
         **record_of(directory, row.environment),
     }
 
@@ -212,7 +213,10 @@ def recorded(names: Iterable[str], folder: pathlib.Path) -> dict[str, dict[str, 
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """All rows as one table in Markdown; † marks those that were evaluated in the common first states."""
+    """All rows as one table in Markdown.
+
+    † marks those that were evaluated in the common first states, ‡ those of the best evaluated parameters.
+    """
     cells = ["row", "steps", "required", "return: mean (min … max)", "met by", "CPU s", "published"]
     known = any(ROWS[name].published for name in results)
     lines = [f"| {' | '.join(cells if known else cells[:-1])} |", f"|{'---|' * (len(cells) - (not known))}"]
@@ -228,6 +232,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             seconds = [each["cpu_seconds"] for each in runs]
             reached = sum(meets(each, result) for each in runs)
             mark = "†" if states_of(runs) == "common" else ""
+            mark += "‡" if any(each.get("checkpoint") == "best" for each in runs) else ""
             line = f"| {name}{who} | {runs[0]['steps']:,} | {asked} | {spread_of(returns)}{mark} "
             line += (
                 f"| {f'{reached} of {len(returns)}' if asked else ''} | {statistics.fmean(seconds):,.0f} |"
