@@ -14,7 +14,7 @@ from agents.ppo import PPOConfig, PPONetworks, PPOPolicy
 from framework import config_checks as check
 from framework import losses
 from framework.flow import Flow, Node, Par
-from framework.learners import LossContext, LossOutput
+from framework.learners import LossContext, LossOutput, rmsprop
 from framework.programs import PlanLearner, Preset, RolloutWorker, concatenate
 from framework.replay import ReplaySample
 from framework.runs.presets import ATARI_2015_RUN
@@ -57,6 +57,10 @@ class A2C(OnPolicyAgent):
 
     def make_policy(self, networks: PPONetworks, evaluation: bool = False) -> PPOPolicy:
         return PPOPolicy(networks, evaluation)
+
+    def make_optimizer(self, networks: PPONetworks) -> torch.optim.Optimizer:
+        is_adam = self.config.optimizer == "adam"
+        return super().make_optimizer(networks) if is_adam else rmsprop(networks, self.config)
 
     def loss(self, networks: PPONetworks, batch: ReplaySample, context: LossContext) -> LossOutput:
         """The loss of unrolls `[N, T + 1, ...]`, whose last row is for bootstrapping."""

@@ -22,7 +22,7 @@ from torch import nn
 
 from framework import config_checks as check
 from framework import losses, networks
-from framework.learners import LossContext, LossOutput
+from framework.learners import LossContext, LossOutput, rmsprop
 from framework.replay import ReplaySample
 from framework.runs.presets import ATARI_2015_RUN, Preset
 from framework.specs import EnvironmentSpec
@@ -189,7 +189,11 @@ class IMPALA(OnPolicyAgent):
 
     def environment_wrappers(self) -> Sequence[Any]:
         """Adds the last action and reward to the observation with `previous_action_and_reward`."""
-        return previous_action_and_reward(self.config)
+        return previous_action_and_reward(self.config, self.config.previous_reward)
+
+    def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
+        is_adam = self.config.optimizer == "adam"
+        return super().make_optimizer(networks) if is_adam else rmsprop(networks, self.config)
 
     def make_networks(self, spec: EnvironmentSpec) -> IMPALANetworks:
         members = ("actions", "actor_critic.initial_state", "actor_critic.step", "actor_critic.unroll")

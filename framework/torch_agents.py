@@ -160,21 +160,8 @@ class TorchAgent(core.Agent):
         return inputs.describe(spec.observations, self.config.inputs)
 
     def make_optimizer(self, networks: Any) -> torch.optim.Optimizer:
-        """Adam for all parameters that need a gradient, with the `learning_rates`.
-
-        With a field `optimizer` of the config that is "rmsprop", RMSprop (Tieleman and Hinton, 2012).
-        """
-        config: Any = self.config
-        if getattr(config, "optimizer", "adam") == "rmsprop":
-            return torch.optim.RMSprop(
-                networks.parameters(),
-                lr=config.learning_rate,
-                alpha=config.rmsprop_decay,
-                eps=config.adam_epsilon,
-                momentum=config.rmsprop_momentum,
-                foreach=True,
-            )
-        rates = {networks: config.learning_rate}
+        """Adam for all parameters that need a gradient, with the `learning_rates`."""
+        config, rates = self.config, {networks: self.config.learning_rate}
         if self.learning_rates:
             rates = {getattr(networks, child): getattr(config, f) for child, f in self.learning_rates.items()}
         return learners.Adam(learners.with_rates(rates), eps=config.adam_epsilon)
@@ -249,10 +236,13 @@ class TorchAgent(core.Agent):
         """Number of items in the batch of all learners together."""
 
 
-def previous_action_and_reward(config: Any) -> Sequence[Any]:
-    """The wrapper that adds the last action and reward to the observation, if the config asks for it."""
+def previous_action_and_reward(config: Any, reward: bool = False) -> Sequence[Any]:
+    """The wrapper that adds the last action and reward to the observation, if the config asks for it.
+
+    With `reward`, it adds the reward anyway.
+    """
     action = config.previous_action_and_reward
-    if not action and not getattr(config, "previous_reward", False):
+    if not action and not reward:
         return ()
     settings = {"reward_clip": config.reward_clip, "action": action}
     return (functools.partial(environments.ObservationActionReward, **settings),)

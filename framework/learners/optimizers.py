@@ -1,4 +1,4 @@
-"""Adam without torch's overhead, and learning rates by the names of parameters."""
+"""Adam without torch's overhead, RMSprop, and learning rates by the names of parameters."""
 
 from __future__ import annotations
 
@@ -135,3 +135,15 @@ def with_own_rate(networks: nn.Module, prefix: str, rate: float | None, field: s
             f"{prefix!r}. Rename the value's."
         )
     return [{"params": others}, {"params": own, "lr": rate}]
+
+
+def rmsprop(networks: nn.Module, config: Any) -> torch.optim.Optimizer:
+    """RMSprop (Tieleman and Hinton, 2012), with the fields of a config that are named after it."""
+    return torch.optim.RMSprop(
+        networks.parameters(),
+        lr=config.learning_rate,
+        alpha=config.rmsprop_decay,
+        eps=config.adam_epsilon,
+        momentum=config.rmsprop_momentum,
+        foreach=True,
+    )
