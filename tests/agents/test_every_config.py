@@ -40,7 +40,7 @@ OWN = {
     "r2d2": OF_SEQUENCES,
     "recurrent_td3": {**OF_SEQUENCES, **OF_DELAYED},
     "rebrac": {**OF_SEQUENCES, **OF_DELAYED},
-    "rlpd": {"demonstrations": ("data", mixed, {})},
+    "rlpd": {"demonstrations": ("data", mixed, {}), "num_critics": (3, network, {})},
     "td3": OF_DELAYED,
     "td3_bc": OF_DELAYED,
 }
