@@ -29,7 +29,7 @@ WRONG = {
     "": (2, ""),
     "trian": (2, "'trian' … Did you mean 'train'?"),
     "train": (2, "which agent … dqn … random_actions … --resume RUN"),
-    "train dpn": (2, "Unknown agent 'dpn' … Did you mean 'dqn'?"),
+    "train dqm": (2, "Unknown agent 'dqm' … Did you mean 'dqn'?"),
     "graph dpn": (2, "Unknown agent 'dpn' … the agents are a2c"),
     "--max-env-step 5": (2, "--max-env-step … --max-env-steps"),
     "--num-envs 4": (2, "has no flag --num-envs. Did you mean '--envs-per-actor'?"),

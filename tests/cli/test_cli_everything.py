@@ -48,7 +48,7 @@ RUNS = {
         --environment gymnasium:FrozenLake-v1 --info-metrics prob
         --evaluate-period 60 --num-evaluation-episodes 2""",
     "target": f"""
-        {DQN} --engine serial --num-actors 1 --target-return 1
+        {DQN} --engine serial --num-actors 1 --target-return 1 --preset gymnasium:LunarLander-v3
         --evaluate-period 60 --num-evaluation-episodes 2""",
     "steps": f"""
         {DQN} --engine serial --num-actors 1 --max-learner-steps 5 --publish-period 1 --learner-threads 2
@@ -155,6 +155,7 @@ def begins_with_the_best(run):
 OPTIONS = {
     "config": ("learns", lambda run: run.folder.make_agent((OURS,)).config.discount == 0.5),
     "environment": ("learns", lambda run: run.folder.environment == "gymnasium:CartPole-v1"),
+    "preset": ("target", lambda run: run.folder.make_agent().config.epsilon_decay == 50_000),
     "engine": ("served", lambda run: run.folder.engine == "threads"),
     # Without it, the file would be refused.
     "allow": ("learns", lambda run: f"{OURS}:SinglePrecision" in run.folder.config.wrappers),

@@ -12,6 +12,7 @@ from agents.bc import BC, BCConfig
 from agents.dqn import DQN, DQNConfig
 from framework import adders, environments, replay, specs
 from framework.datasets import EpisodeDataset, npz_layout, read_episodes, record, write_episodes
+from framework.datasets.demonstrations import fill
 from framework.datasets.episodes import play
 from framework.environments.testing import EchoEnvironment, FakeEnvironment, make_spec
 from framework.runs import recorded_specs
@@ -238,7 +239,7 @@ def one_file(tmp_path_factory):
 def test_settings_of_a_run_say_what_an_item_of_a_file_is(one_file, agent):
     data = read_episodes(one_file)
     drawn, acted = (replay.EmbeddedClient([replay.Table.queue("replay", 1000)]) for _ in range(2))
-    agent.fill(drawn, data)
+    fill(drawn, "replay", str(one_file), functools.partial(agent.make_adder, drawn))
     act(agent.make_adder(acted, data.spec), data.lengths.tolist())
     assert items_of(drawn) == items_of(acted)
 
