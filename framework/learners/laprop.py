@@ -17,7 +17,10 @@ class LaProp(Adam):
     `clip` times the tensor's norm. The state has Adam's names.
 
     Args:
-      parameters, lr, betas, eps: as in `Adam`.
+      parameters: as in `Adam`.
+      lr: as in `Adam`.
+      betas: as in `Adam`.
+      eps: as in `Adam`.
       clip: the largest norm of a tensor's gradient, as a fraction of the norm of the tensor, which counts as
         1e-3 at least. None clips nothing.
       warmup: steps over which the learning rate rises from 0.

@@ -97,7 +97,8 @@ def balanced_kl(
     `free_nats`, without a gradient there.
 
     Args:
-      posterior, prior: `[..., S, C]` probabilities of S independent choices, whose divergences are added.
+      posterior: `[..., S, C]` probabilities of S independent choices, whose divergences are added.
+      prior: the same of the prediction.
     """
     check_alike(posterior=posterior, prior=prior)
     posterior, prior = (each.clamp(min=torch.finfo(each.dtype).tiny).log() for each in (posterior, prior))
@@ -115,7 +116,8 @@ def percentile_range(
       before: `[2]`, the range so far.
       returns: any shape.
       rate: weight of these returns.
-      low, high: the percentiles, as fractions.
+      low: the lower percentile, as a fraction.
+      high: the upper one.
     """
     with torch.no_grad():
         # Two numbers from a list would be copied to a GPU, which a CUDA graph cannot do.

@@ -136,7 +136,8 @@ class QNetwork(Module):
       layer_norm: normalizes each hidden layer before its activation.
       outputs_per_action: K, the number of outputs for each action.
       noise: initial noise of the layers after the encoder, as in `MLP`.
-      torso, torso_size: network for images, as in `make_torso`.
+      torso: network for images, as in `make_torso`.
+      torso_size: its size, as in `make_torso`.
     """
 
     def __init__(

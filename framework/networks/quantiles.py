@@ -29,7 +29,8 @@ class ImplicitQuantileNetwork(QNetwork):
       layer_norm: normalizes each hidden layer before its activation.
       noise: initial noise of the layers after the encoder, except the fractions' layer, as in `MLP`.
       num_cosines: number of cosines of a fraction.
-      torso, torso_size: network for images, as in `make_torso`.
+      torso: network for images, as in `make_torso`.
+      torso_size: its size, as in `make_torso`.
     """
 
     fractions: torch.Tensor

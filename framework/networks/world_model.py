@@ -130,7 +130,8 @@ class RSSM(Module):
       action_size: A, width of the actions' vectors.
       deter_size: D, a multiple of `blocks`.
       hidden_size: width of the hidden layers.
-      stoch_size, classes: S and C.
+      stoch_size: S.
+      classes: C.
       blocks: number of blocks of the GRU.
       uniform: weight of the uniform distribution in each distribution of a class.
 
