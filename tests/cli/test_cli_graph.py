@@ -15,6 +15,9 @@ from framework.commands.graph_svg import Group, as_svg
 from framework.commands.options import CommandError
 from framework.runs.registry import agent_names
 
+# One agent for each form of a graph.
+FORMS = ("apex", "bc", "dqfd", "dqn", "impala", "maml", "ppo", "ppo_dqn", "random_actions")
+
 
 class TestGraph:
     GROUPS = [
@@ -35,7 +38,9 @@ class TestGraph:
         code, out, err = repertory("graph", "dqn", "--environment", "gymnasium:Pendulum-v1")
         assert code == 2 and not out and "DQN cannot act in this environment: action spec" in err
 
-    @pytest.mark.parametrize("name", agent_names())
+    @pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n in FORMS else pytest.mark.release) for n in agent_names()]
+    )
     def test_of_every_agent_data_runs_to_the_right_and_no_arrow_behind_a_box_or_text_over_its_edge(
         self, repertory, tmp_path, name
     ):

@@ -124,13 +124,13 @@ def test_a_sweep_from_flags_with_a_last_evaluation_and_one_failure(repertory, tm
 
 def test_status_and_stop(start, repertory, write, tmp_path):
     settings = {**RANDOM, "max_env_steps": 10_000_000, "evaluate_period": None}
-    file = write(agents="random_actions", environments=CARTPOLE, seeds=3, set=settings, slots=2)
+    file = write(agents="random_actions", environments=CARTPOLE, seeds=3, set=settings, slots=1)
     process = start("sweep", file, stdout=subprocess.PIPE)
     folder = tmp_path / "sweep"
     files = lambda: [path for path in folder.glob("runs/*/metrics.jsonl") if path.stat().st_size]  # noqa: E731
-    until(lambda: len(files()) == 2, timeout=100)
+    until(lambda: len(files()) == 1, timeout=100)
     code, out, _ = repertory("sweep", "status", folder)
-    assert code == 0 and f"running as process {process.pid}, 2 running, 1 waiting" in out
+    assert code == 0 and f"running as process {process.pid}, 1 running, 2 waiting" in out
     assert re.search(r"random_actions-CartPole-v1-seed1  running   [\d,]+ env steps\n", out)
     code, _, err = repertory("sweep", file)
     assert code == 1 and f"is being swept by process {process.pid}" in err
@@ -138,8 +138,8 @@ def test_status_and_stop(start, repertory, write, tmp_path):
     assert code == 0 and "Go on with: repertory sweep" in out
     assert process.wait(60) == 143 and "Stopped by SIGTERM. Go on with" in process.stdout.read()
     code, out, _ = repertory("sweep", "status", folder)
-    assert "not running, 2 stopped, 1 waiting" in out
-    assert len([*folder.glob("runs/*/checkpoints/*/DONE")]) == 2
+    assert "not running, 1 stopped, 2 waiting" in out
+    assert len([*folder.glob("runs/*/checkpoints/*/DONE")]) == 1
     assert repertory("sweep", "stop", folder)[0] == 1
 
 

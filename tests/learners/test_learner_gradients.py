@@ -159,8 +159,13 @@ VARIANTS = {name: (name, {}) for name in SMALL}
 VARIANTS |= {"prioritized": ("dqn", {"prioritized": True}), "ppo's clip": ("ppo", {"clip_end": 0.1})}
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "in_graph"),
+    [
+        *((name, True) for name in VARIANTS),
+        *(pytest.param(n, False, marks=() if n in COMPILED else pytest.mark.release) for n in VARIANTS),
+    ],
+)
 def test_a_loss_computes_where_its_tensors_are(variant, in_graph, monkeypatch):
     """A GPU takes counts from the CPU in arithmetic only; a graph takes neither these nor new constants."""
     name, fields = VARIANTS[variant]
