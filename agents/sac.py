@@ -197,8 +197,8 @@ class SAC(OffPolicyAgent):
         critic = self.critic_loss(values, rewards, discounts, next_soft)
         metrics = {
             "critic_loss": critic,
-            "q_mean": values.mean(),
-            "q_spread": values.std(0, correction=0).mean(),
+            "q_mean": (q_values := self.expected(values)).mean(),
+            "q_spread": q_values.std(0, correction=0).mean(),
             "temperature": networks.temperature.log.exp(),
         }
         if actor is None:
@@ -231,8 +231,7 @@ class SAC(OffPolicyAgent):
             next_action, next_log_prob = drawn(networks.policy(data.next_observation))
         values, next_values = self.critic_values(networks, data, next_action, context)
         with torch.no_grad():
-            least = self.target_values(next_values, context)
-            next_soft = losses.soft_value(least, next_log_prob.expand_as(least), temperature)
+            next_soft = self.next_soft(next_values, next_log_prob, temperature, context)
         if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         action, log_prob = drawn(self.learning_policy(networks, data.observation))
@@ -252,6 +251,24 @@ class SAC(OffPolicyAgent):
         """The policy's distribution of continuous actions, from which it learns."""
         policy: SquashedGaussian = networks.policy(observation)
         return policy
+
+    def next_soft(
+        self, values: torch.Tensor, log_prob: torch.Tensor, temperature: torch.Tensor, context: LossContext
+    ) -> Any:
+        """What `critic_loss` gets of the next observations, of `values` of target critics.
+
+        Args:
+          values: what the target critics give, `[C, N]`.
+          log_prob: `[N]` log-probabilities of the actions rated.
+          temperature: weight of the entropy.
+          context: as in `loss`.
+        """
+        least = self.target_values(values, context)
+        return losses.soft_value(least, log_prob.expand_as(least), temperature)
+
+    def expected(self, values: torch.Tensor) -> torch.Tensor:
+        """The expected returns of what the critics give, for metrics."""
+        return values
 
     def critic_loss(
         self, values: torch.Tensor, rewards: torch.Tensor, discounts: torch.Tensor, next_soft: torch.Tensor
