@@ -133,6 +133,6 @@ PRESETS: Mapping[str, Preset] = {
     MUJOCO: Preset(
         {"min_replay_size": 5_000, "discount": 0.995, "learning_rate_decay": 1_000_000},
         CONTROL_RUN,
-        "Lee et al. (2025), DAVIAN-Robotics/SimbaV2 of 2025",
+        "Lee et al. (2025), simbaV2.yaml of the authors' code",
     ),
 }

@@ -45,7 +45,10 @@ def text() -> str:
     for name, agent in found.items():
         bases = ", ".join(names[base] for base in getattr(agent, "__mro__", ())[1:] if base in names)
         agents.append(f"  {name:<{width}}  {find_agent(name).summary()}{bases and f' (on {bases})'}")
-        presets += [f"  repertory train {name} --environment {_example(of)}" for of in presets_of(agent)]
+        flags = [
+            f"--environment {_example(of)}" if ":" in of else f"--preset {of}" for of in presets_of(agent)
+        ]
+        presets += [f"  repertory train {name} {each}" for each in flags]
     environments = ["environments"]
     for name, suite in suites.SUITES.items():
         environments.append(f"  {name}:NAME  such as {name}:{suite.example}{_lacks(name)}")

@@ -73,6 +73,7 @@ from framework.networks.torsos import ObservationEncoder as ObservationEncoder
 from framework.networks.torsos import RecurrentCore as RecurrentCore
 from framework.networks.torsos import ResidualConv as ResidualConv
 from framework.networks.torsos import ShallowConv as ShallowConv
+from framework.networks.torsos import SpectralConv as SpectralConv
 from framework.networks.torsos import in_float32 as in_float32
 from framework.networks.torsos import make_torso as make_torso
 from framework.networks.world_model import RSSM as RSSM

@@ -64,5 +64,6 @@ class SpectralConv2d(Constrained, Module, nn.Conv2d):
         nn.functional.normalize(weight.T @ self.left, dim=0, out=self.right)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        largest = torch.dot(self.left, self.weight.flatten(1).mv(self.right))
+        # Products of matrices would be in bfloat16 with autocast.
+        largest = (self.left.unsqueeze(1) * self.weight.flatten(1) * self.right).sum()
         return self._conv_forward(images, self.weight / largest, self.bias)
