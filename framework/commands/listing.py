@@ -29,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _example(pattern: str) -> str:
     """A name that a preset's pattern matches: the first of `{ONE,OTHER}`, version 5, any NAME."""
+    if ":" not in pattern:
+        return f"SUITE:NAME --preset {pattern}"
     return re.sub(r"\{([^,]*).*\}", r"\1", pattern).replace("-v*", "-v5").replace("*", "NAME")
 
 
@@ -45,10 +47,7 @@ def text() -> str:
     for name, agent in found.items():
         bases = ", ".join(names[base] for base in getattr(agent, "__mro__", ())[1:] if base in names)
         agents.append(f"  {name:<{width}}  {find_agent(name).summary()}{bases and f' (on {bases})'}")
-        flags = [
-            f"--environment {_example(of)}" if ":" in of else f"--preset {of}" for of in presets_of(agent)
-        ]
-        presets += [f"  repertory train {name} {each}" for each in flags]
+        presets += [f"  repertory train {name} --environment {_example(of)}" for of in presets_of(agent)]
     environments = ["environments"]
     for name, suite in suites.SUITES.items():
         environments.append(f"  {name}:NAME  such as {name}:{suite.example}{_lacks(name)}")
