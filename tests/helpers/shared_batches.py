@@ -94,8 +94,8 @@ AGENTS = {
         CONTINUOUS,
     ),
     "mpo": (MPO(MPOConfig(**ITEMS, num_atoms=11)), CONTINUOUS),
-    "sac": (SAC(SACConfig(**ITEMS)), CONTINUOUS),
     "simba_v2": (SimBaV2(SimBaV2Config(**ITEMS, critic_hidden_sizes=(8,), learning_rate=1e-2)), CONTINUOUS),
+    "sac": (SAC(SACConfig(**ITEMS)), CONTINUOUS),
 }
 ON_POLICY = [
     name for name in AGENTS if "ppo" in name or name in ("impala", "r2d2", "recurrent td3", "dreamer")
