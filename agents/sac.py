@@ -114,12 +114,9 @@ class SACNetworks(nn.Module):
         body = functools.partial(networks.make_body, config.network, batch_renorm=self.batch_renorm)
         critic_body = body(layer_norm=config.layer_norm, dropout=config.dropout)
         self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head, body())
-        if self.actions.continuous:
-            size, num_actions = self.actions.head_spec.shape[0], None
-            entropy = -float(size)
-        else:
-            size, num_actions = 0, int(spec.actions.num_values)
-            entropy = 0.5 * math.log(num_actions)
+        num_actions = int(spec.actions.num_values) if discrete else None
+        size = 0 if discrete else self.actions.head_spec.shape[0]
+        entropy = -float(size) if num_actions is None else 0.5 * math.log(num_actions)
         sizes, count = config.critic_sizes, config.num_critics
         self.critics = networks.Critics(
             spec.observations, size, sizes, count, critic_body, num_actions, outputs_per_action
@@ -252,17 +249,8 @@ class SAC(OffPolicyAgent):
         policy: SquashedGaussian = networks.policy(observation)
         return policy
 
-    def next_soft(
-        self, values: torch.Tensor, log_prob: torch.Tensor, temperature: torch.Tensor, context: LossContext
-    ) -> Any:
-        """What `critic_loss` gets of the next observations, of `values` of target critics.
-
-        Args:
-          values: what the target critics give, `[C, N]`.
-          log_prob: `[N]` log-probabilities of the actions rated.
-          temperature: weight of the entropy.
-          context: as in `loss`.
-        """
+    def next_soft(self, values: Any, log_prob: torch.Tensor, temperature: Any, context: LossContext) -> Any:
+        """What `critic_loss` gets of next actions with `log_prob` `[N]`, of target critics' `values`."""
         least = self.target_values(values, context)
         return losses.soft_value(least, log_prob.expand_as(least), temperature)
 
