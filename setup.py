@@ -150,6 +150,7 @@ setup(
             "recurrent_td3=agents.recurrent_td3:RecurrentTD3",
             "sac=agents.sac:SAC",
             "simba=agents.simba:SimBa",
+            "simba_v2=agents.simba_v2:SimBaV2",
             "td3=agents.td3:TD3",
             "td3_bc=agents.td3_bc:TD3BC",
             "td7=agents.td7:TD7",

@@ -14,25 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import (
-    ATARI_2017,
-    CARTPOLE,
-    CARTPOLE_RUN,
-    DQN,
-    DQN_RUN,
-    MINATAR,
-    MINATAR_RUN,
-    OURS,
-    YOUNG,
-    DQNConfig,
-    DQNNetworks,
-    ItemLosses,
-)
+from agents import dqn
+from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.learners import LossContext
 from framework.networks import mask_values
-from framework.runs.presets import ATARI_2015_RUN, Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
@@ -116,21 +104,21 @@ class C51(DQN):
 
 
 PRESETS: Mapping[str, Preset] = {
-    "gymnasium:CartPole-v1": Preset({**CARTPOLE, "v_min": 0.0, "v_max": 100.0}, CARTPOLE_RUN),
+    "gymnasium:CartPole-v1": Preset({**dqn.CARTPOLE, "v_min": 0.0, "v_max": 100.0}, dqn.CARTPOLE_RUN),
     # A good player hits a brick about every ten steps: a discounted return of 10.
     "minatar:Breakout": Preset(
-        {**MINATAR, "v_min": 0.0, "v_max": 20.0, "hidden_sizes": (128,), "dueling": True}, MINATAR_RUN
+        {**dqn.MINATAR, "v_min": 0.0, "v_max": 20.0, "hidden_sizes": (128,), "dueling": True}, dqn.MINATAR_RUN
     ),
     # A good player of Space Invaders hits an alien every four steps: a discounted return of 25.
     "minatar:*": Preset(
-        {**MINATAR, "v_min": 0.0, "v_max": 50.0, "hidden_sizes": (128,), "dueling": True},
-        MINATAR_RUN,
-        sources=YOUNG,
+        {**dqn.MINATAR, "v_min": 0.0, "v_max": 50.0, "hidden_sizes": (128,), "dueling": True},
+        dqn.MINATAR_RUN,
+        sources=dqn.YOUNG,
     ),
     "atari:*": Preset(
-        {**ATARI_2017, "learning_rate": 2.5e-4},
-        {**ATARI_2015_RUN, **DQN_RUN},
+        {**dqn.ATARI_2017, "learning_rate": 2.5e-4},
+        dqn.ATARI_2017_RUN,
         "Bellemare et al. (2017), c51_icml.gin of Dopamine 2",
-        OURS,
+        dqn.OURS,
     ),
 }

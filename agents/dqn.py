@@ -24,7 +24,7 @@ from framework import config_checks as check
 from framework import losses, networks, replay, specs
 from framework.learners import LossContext, LossOutput, schedules
 from framework.networks import epsilon_greedy, mask_values, redraw_noise
-from framework.runs.presets import ATARI_RUN, HERE, Preset
+from framework.runs.presets import ATARI_2015_RUN, ATARI_RUN, HERE, Preset
 from framework.specs import EnvironmentSpec
 from framework.torch_agents import OffPolicyAgent, OffPolicyConfig, TorchPolicy
 from framework.types import Nest, Transition
@@ -61,7 +61,9 @@ class DQNConfig(OffPolicyConfig):
     evaluation_epsilon: float = 0.0  # Chance of a random action in evaluations.
 
     # Networks.
-    torso: str = "nature"  # Image layers: nature, normalized (PQN's), deep, shallow, or data_efficient.
+    # Image layers: nature, normalized (PQN's), deep, spectral (Beyond the Rainbow's), shallow, or
+    # data_efficient.
+    torso: str = "nature"
     # Width of the dense layer after the convolutions. None: the torso's own, 512 of nature; 0: none, so that
     # `hidden_sizes` follow them, as in the papers of dueling networks, Rainbow and IQN.
     torso_size: int | None = None
@@ -290,6 +292,7 @@ ATARI_2017 = {
 }
 # Parameters are as fresh as if each learner step had been published.
 DQN_RUN = {"update_period": 1, "publish_period": 4}
+ATARI_2017_RUN = {**ATARI_2015_RUN, **DQN_RUN}
 OURS = {HERE: "insert_burst"}
 YOUNG = {"Young and Tian (2019)": "batch_size epsilon_decay min_replay_size"}
 PRESETS: Mapping[str, Preset] = {

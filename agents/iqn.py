@@ -15,24 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from agents.dqn import (
-    ATARI_2017,
-    CARTPOLE,
-    CARTPOLE_RUN,
-    DQN_RUN,
-    MINATAR,
-    MINATAR_RUN,
-    OURS,
-    YOUNG,
-    DQNConfig,
-    DQNNetworks,
-    ItemLosses,
-)
+from agents import dqn
+from agents.dqn import DQNConfig, DQNNetworks, ItemLosses
 from agents.qr_dqn import QuantileDQN, QuantileNetworks
 from framework import config_checks as check
 from framework import networks
 from framework.learners import LossContext
-from framework.runs.presets import ATARI_2015_RUN, Preset
+from framework.runs.presets import ATARI_RUN, Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
@@ -99,16 +88,52 @@ class IQN(QuantileDQN):
 PRESETS: Mapping[str, Preset] = {
     # One stream and half as many learner steps leave some seeds at 200 to 400.
     "gymnasium:CartPole-v1": Preset(
-        {**CARTPOLE, "dueling": True, "samples_per_insert": 48.0, "num_policy_quantiles": 8}, CARTPOLE_RUN
+        {**dqn.CARTPOLE, "dueling": True, "samples_per_insert": 48.0, "num_policy_quantiles": 8},
+        dqn.CARTPOLE_RUN,
     ),
     **dict.fromkeys(
         ("minatar:Breakout", "minatar:*"),
-        Preset({**MINATAR, "hidden_sizes": (128,), "num_policy_quantiles": 8}, MINATAR_RUN, sources=YOUNG),
+        Preset(
+            {**dqn.MINATAR, "hidden_sizes": (128,), "num_policy_quantiles": 8},
+            dqn.MINATAR_RUN,
+            sources=dqn.YOUNG,
+        ),
     ),
     "atari:*": Preset(
-        {**ATARI_2017, "learning_rate": 5e-5, "num_quantiles": 64, "num_target_quantiles": 64},
-        {**ATARI_2015_RUN, **DQN_RUN},
+        {**dqn.ATARI_2017, "learning_rate": 5e-5, "num_quantiles": 64, "num_target_quantiles": 64},
+        dqn.ATARI_2017_RUN,
         "Dabney et al. (2018b), implicit_quantile_icml.gin of Dopamine 2",
-        OURS,
+        dqn.OURS,
+    ),
+    "beyond_the_rainbow": Preset(
+        {
+            **dqn.ATARI,
+            "n_step": 3,
+            "discount": 0.997,
+            "batch_size": 256,
+            "samples_per_insert": 4.0,  # A learner step for every 64 env steps.
+            "insert_burst": 256,
+            "min_replay_size": 200_000,
+            "max_replay_size": 1_048_576,
+            "prioritized": True,
+            "priority_exponent": 0.2,
+            "importance_sampling_exponent": 0.2,
+            "importance_sampling_annealing": 10**12,  # It stays.
+            "learning_rate": 1e-4,
+            "adam_epsilon": 0.005 / 256,
+            "max_gradient_norm": 10.0,
+            "target_update_period": 500,
+            "munchausen": 0.9,
+            "num_policy_quantiles": 8,
+            "epsilon_start": 1.0,
+            "epsilon_decay": 2_000_000,
+            "evaluation_epsilon": 0.01,
+            "torso": "spectral",
+            "dueling": True,
+            "noisy": True,
+        },
+        {**ATARI_RUN, **dqn.DQN_RUN, "envs_per_actor": 64},
+        "Clark et al. (2024), the authors' code of 2025",
+        dqn.OURS,
     ),
 }

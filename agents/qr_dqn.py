@@ -13,25 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from agents.dqn import (
-    ATARI_2017,
-    CARTPOLE,
-    CARTPOLE_RUN,
-    DQN,
-    DQN_RUN,
-    MINATAR,
-    MINATAR_RUN,
-    OURS,
-    YOUNG,
-    DQNConfig,
-    DQNNetworks,
-    ItemLosses,
-)
+from agents import dqn
+from agents.dqn import DQN, DQNConfig, DQNNetworks, ItemLosses
 from framework import config_checks as check
 from framework import losses
 from framework.learners import LossContext
 from framework.networks import mask_values
-from framework.runs.presets import ATARI_2015_RUN, Preset
+from framework.runs.presets import Preset
 from framework.specs import EnvironmentSpec
 from framework.types import Transition
 
@@ -137,15 +125,15 @@ class QRDQN(QuantileDQN):
 
 PRESETS: Mapping[str, Preset] = {
     # One stream leaves 1 of 6 seeds at 346; of seeds 101 to 106, two streams reach 489 to 500.
-    "gymnasium:CartPole-v1": Preset({**CARTPOLE, "num_quantiles": 20, "dueling": True}, CARTPOLE_RUN),
+    "gymnasium:CartPole-v1": Preset({**dqn.CARTPOLE, "num_quantiles": 20, "dueling": True}, dqn.CARTPOLE_RUN),
     **dict.fromkeys(
         ("minatar:Breakout", "minatar:*"),
-        Preset({**MINATAR, "num_quantiles": 20}, MINATAR_RUN, sources=YOUNG),
+        Preset({**dqn.MINATAR, "num_quantiles": 20}, dqn.MINATAR_RUN, sources=dqn.YOUNG),
     ),
     "atari:*": Preset(
-        {**ATARI_2017, "learning_rate": 5e-5, "num_quantiles": 200},
-        {**ATARI_2015_RUN, **DQN_RUN},
+        {**dqn.ATARI_2017, "learning_rate": 5e-5, "num_quantiles": 200},
+        dqn.ATARI_2017_RUN,
         "Dabney et al. (2018), section 5",
-        OURS,
+        dqn.OURS,
     ),
 }

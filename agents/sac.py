@@ -114,12 +114,9 @@ class SACNetworks(nn.Module):
         body = functools.partial(networks.make_body, config.network, batch_renorm=self.batch_renorm)
         critic_body = body(layer_norm=config.layer_norm, dropout=config.dropout)
         self.policy = PolicyNetwork(spec.observations, config.hidden_sizes, self.actions.make_head, body())
-        if self.actions.continuous:
-            size, num_actions = self.actions.head_spec.shape[0], None
-            entropy = -float(size)
-        else:
-            size, num_actions = 0, int(spec.actions.num_values)
-            entropy = 0.5 * math.log(num_actions)
+        num_actions = int(spec.actions.num_values) if discrete else None
+        size = 0 if discrete else self.actions.head_spec.shape[0]
+        entropy = -float(size) if num_actions is None else 0.5 * math.log(num_actions)
         sizes, count = config.critic_sizes, config.num_critics
         self.critics = networks.Critics(
             spec.observations, size, sizes, count, critic_body, num_actions, outputs_per_action
@@ -197,8 +194,8 @@ class SAC(OffPolicyAgent):
         critic = self.critic_loss(values, rewards, discounts, next_soft)
         metrics = {
             "critic_loss": critic,
-            "q_mean": values.mean(),
-            "q_spread": values.std(0, correction=0).mean(),
+            "q_mean": (q_values := self.expected(values)).mean(),
+            "q_spread": q_values.std(0, correction=0).mean(),
             "temperature": networks.temperature.log.exp(),
         }
         if actor is None:
@@ -231,8 +228,7 @@ class SAC(OffPolicyAgent):
             next_action, next_log_prob = drawn(networks.policy(data.next_observation))
         values, next_values = self.critic_values(networks, data, next_action, context)
         with torch.no_grad():
-            least = self.target_values(next_values, context)
-            next_soft = losses.soft_value(least, next_log_prob.expand_as(least), temperature)
+            next_soft = self.next_soft(next_values, next_log_prob, temperature, context)
         if not context.is_due(self.config.actor_delay):
             return values, next_soft, None, None
         action, log_prob = drawn(self.learning_policy(networks, data.observation))
@@ -252,6 +248,15 @@ class SAC(OffPolicyAgent):
         """The policy's distribution of continuous actions, from which it learns."""
         policy: SquashedGaussian = networks.policy(observation)
         return policy
+
+    def next_soft(self, values: Any, log_prob: torch.Tensor, temperature: Any, context: LossContext) -> Any:
+        """What `critic_loss` gets of next actions with `log_prob` `[N]`, of target critics' `values`."""
+        least = self.target_values(values, context)
+        return losses.soft_value(least, log_prob.expand_as(least), temperature)
+
+    def expected(self, values: torch.Tensor) -> torch.Tensor:
+        """The expected returns of what the critics give, for metrics."""
+        return values
 
     def critic_loss(
         self, values: torch.Tensor, rewards: torch.Tensor, discounts: torch.Tensor, next_soft: torch.Tensor

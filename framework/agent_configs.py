@@ -99,7 +99,9 @@ class ControlConfig(OffPolicyConfig):
     random_start: bool = True  # Acts uniformly at random until learning begins, not with the first policy.
     hidden_sizes: tuple[int, ...] = (256, 256)  # Hidden layers of the policy and of each critic.
     critic_hidden_sizes: tuple[int, ...] | None = None  # Hidden layers of each critic. None: hidden_sizes.
-    network: str = "mlp"  # "simba": residual blocks with layer norms of their own, one for each hidden size.
+    # "simba": residual blocks with layer norms of their own, one for each hidden size; "simba_v2": the same
+    # with features and weights of norm 1.
+    network: str = "mlp"
 
     def __post_init__(self) -> None:
         super().__post_init__()

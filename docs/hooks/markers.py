@@ -120,7 +120,7 @@ def presets_table():
         known = presets.presets_of(registry.find_agent(name).load())
         suites = {}
         for pattern, preset in known.items():
-            if "*" in pattern:
+            if "*" in pattern or ":" not in pattern:
                 shown = pattern.replace(presets.MUJOCO, "gymnasium:ROBOT-v*")
                 suites.setdefault(id(preset), (preset, []))[1].append(f"`{shown}`")
         for preset, patterns in suites.values():

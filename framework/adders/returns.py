@@ -23,7 +23,7 @@ RETURN_TO_GO = "return_to_go"
 
 
 class RunningReturnAdder(ForkingAdder):
-    """Adds to the extras, which must be a dict, each env's return before the step, as `running_return`.
+    """Adds to the extras, a dict or nothing, each env's return before the step, as `running_return`.
 
     That of row t is float32 `[B]` R_t, with R_{t+1} = discount R_t + r_{t+1}, and R = 0 where an episode
     starts: the return of baselines' `VecNormalize` (Dhariwal et al., 2017), which is a sum over the past.
@@ -47,7 +47,7 @@ class RunningReturnAdder(ForkingAdder):
         self._returns = tree.map_structure(lambda _: np.zeros(shape, np.float32), self._returns)
 
     def add(self, action: Nest, next_timestep: Any, extras: Nest = ()) -> None:
-        super().add(action, next_timestep, {**extras, RUNNING_RETURN: self._returns})
+        super().add(action, next_timestep, {**dict(extras), RUNNING_RETURN: self._returns})
         begins = np.equal(next_timestep.step_type, FIRST)
 
         def after(before: np.ndarray, reward: np.ndarray) -> np.ndarray:

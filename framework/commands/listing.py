@@ -29,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _example(pattern: str) -> str:
     """A name that a preset's pattern matches: the first of `{ONE,OTHER}`, version 5, any NAME."""
+    if ":" not in pattern:
+        return f"SUITE:NAME --preset {pattern}"
     return re.sub(r"\{([^,]*).*\}", r"\1", pattern).replace("-v*", "-v5").replace("*", "NAME")
 
 

@@ -194,7 +194,7 @@ def _agent_name(name: str | None, in_file: str | None, path: str | None) -> str:
 
 def default_environment(entry: AgentEntry) -> str:
     """Returns CartPole, or the environment of the agent's first preset if there is none for CartPole."""
-    known = [name for name in presets_of(entry.load()) if "*" not in name]
+    known = [name for name in presets_of(entry.load()) if "*" not in name and ":" in name]
     usual = str(TrainOptions.environment)
     return known[0] if known and usual not in known else usual
 

@@ -42,12 +42,7 @@ class LaProp(Adam):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
         for group in self.param_groups:
-            parameters: list[torch.Tensor] = []
-            gradients: list[torch.Tensor] = []
-            means: list[torch.Tensor] = []
-            squares: list[torch.Tensor] = []
-            steps: list[torch.Tensor] = []
-            self._init_group(group, parameters, gradients, means, squares, [], steps)
+            parameters, gradients, means, squares, steps = self.parts(group)
             if not parameters:
                 continue
             torch._foreach_add_(steps, 1)

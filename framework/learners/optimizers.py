@@ -52,6 +52,15 @@ class Adam(torch.optim.Adam):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         _plain(torch.optim.Optimizer.load_state_dict)(self, state_dict)
 
+    def parts(self, group: dict[str, Any]) -> list[list[torch.Tensor]]:
+        """The parameters of a group that have a gradient, then for each its gradient, mean, square and step.
+
+        Their state begins at the first call.
+        """
+        parameters, gradients, means, squares, steps = made = [list[torch.Tensor]() for _ in range(5)]
+        self._init_group(group, parameters, gradients, means, squares, [], steps)
+        return made
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
@@ -60,12 +69,7 @@ class Adam(torch.optim.Adam):
                 "closure: got a function, expected None. Compute the loss and its gradients before step()."
             )
         for group in self.param_groups:
-            parameters: list[torch.Tensor] = []
-            gradients: list[torch.Tensor] = []
-            means: list[torch.Tensor] = []
-            squares: list[torch.Tensor] = []
-            steps: list[torch.Tensor] = []
-            self._init_group(group, parameters, gradients, means, squares, [], steps)
+            parameters, gradients, means, squares, steps = self.parts(group)
             if not parameters:
                 continue
             if steps[0].is_cpu:

@@ -21,6 +21,7 @@ from framework.learners.context import LossContext, LossFn, LossOutput, is_due
 from framework.learners.cuda_graphs import CapturedGradient
 from framework.learners.distributed import LearnerGroup
 from framework.learners.gradient import STEP_MODES, CompiledGradient, LossGradient, why_not
+from framework.networks.constraints import Constrained
 from framework.own_settings import OwnSettings, in_own_settings
 from framework.parameters import arrays_of
 from framework.replay.types import ReplaySample
@@ -36,7 +37,8 @@ class SGDLearner(core.Learner):
     parameters are never published or saved.
 
     Args:
-      networks: module with all parameters, moved to `device`. Each child is a variable of that name.
+      networks: module with all parameters, moved to `device`. Each child is a variable of that name. After
+        each optimizer step, its `networks.Constrained` modules restore their constraints.
       loss_fn: `(networks, batch, context) -> LossOutput`. The batch is the argument of `step`.
       optimizer_fn: parameters to optimizer, such as `functools.partial(Adam, lr=1e-3)`.
       learning_rate_schedule: env steps of the program to a factor on the optimizer's learning rates.
@@ -116,6 +118,7 @@ class SGDLearner(core.Learner):
                 f"optimizer: got one without {', '.join(left)}. Add them in make_optimizer, or give them "
                 "requires_grad=False."
             )
+        self._constrained = [module for module in networks.modules() if isinstance(module, Constrained)]
         self._optimizer_settings = [
             {name: value for name, value in group.items() if name != "params"}
             for group in self.optimizer.param_groups
@@ -242,6 +245,9 @@ class SGDLearner(core.Learner):
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.grad = None if value is None else next(scaled)
         self.optimizer.step()
+        with torch.no_grad():
+            for module in self._constrained:
+                module.constrain()
 
     def parameters(self) -> dict[str, dict[str, np.ndarray]]:
         """The arrays of each child of the networks. Raises FloatingPointError after a non-finite step."""

@@ -13,6 +13,9 @@ from framework.losses.distributional import categorical_projection as categorica
 from framework.losses.distributional import expected_returns as expected_returns
 from framework.losses.distributional import of_actions as of_actions
 from framework.losses.distributional import quantile_huber as quantile_huber
+from framework.losses.distributional import (
+    soft_categorical_critic_loss as soft_categorical_critic_loss,
+)
 from framework.losses.distributional import tqc_critic_loss as tqc_critic_loss
 from framework.losses.distributional import truncated_quantiles as truncated_quantiles
 from framework.losses.dreamer import balanced_kl as balanced_kl

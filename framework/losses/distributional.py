@@ -116,6 +116,32 @@ def categorical_cross_entropy(
     return cross_entropies, divergences.clamp(min=0.0)
 
 
+def soft_categorical_critic_loss(
+    logits: torch.Tensor,
+    atoms: torch.Tensor,
+    rewards: torch.Tensor,
+    discounts: torch.Tensor,
+    next_probabilities: torch.Tensor,
+    next_entropy_terms: torch.Tensor,
+) -> torch.Tensor:
+    """Cross entropy to the distribution of `r + d * (z - temperature log pi)` (Lee et al., 2025, SimBaV2).
+
+    The sum over the critics of the mean over the items.
+
+    Args:
+      logits: `[C, N, K]` of C critics for the action that was taken.
+      atoms: `[K]` returns z, as in `categorical_projection`.
+      rewards: `[N]`.
+      discounts: `[N]` gamma times the environment's discount.
+      next_probabilities: `[N, K]` of the critic with the least expected return of the next action.
+      next_entropy_terms: `[N]` minus the temperature times log pi of that action.
+    """
+    rewards = rewards + discounted(discounts, next_entropy_terms)
+    targets = categorical_projection(atoms, next_probabilities, rewards, discounts)
+    each, _ = categorical_cross_entropy(logits, targets.expand_as(logits))
+    return each.sum(0).mean()
+
+
 def expected_returns(logits: torch.Tensor, atoms: torch.Tensor) -> torch.Tensor:
     """The means `[...]`, float32, of the distributions softmax(`logits [..., K]`) of `atoms [K]`."""
     # In float32, and not a product of matrices, which would be in bfloat16 with autocast.

@@ -7,7 +7,11 @@ from framework.networks.actor_critic import ActorCritic as ActorCritic
 from framework.networks.bodies import BODIES as BODIES
 from framework.networks.bodies import MakeBody as MakeBody
 from framework.networks.bodies import SimBa as SimBa
+from framework.networks.bodies import SimBaV2 as SimBaV2
 from framework.networks.bodies import make_body as make_body
+from framework.networks.constraints import Constrained as Constrained
+from framework.networks.constraints import SpectralConv2d as SpectralConv2d
+from framework.networks.constraints import SphereLinear as SphereLinear
 from framework.networks.control import DeterministicHead as DeterministicHead
 from framework.networks.control import PolicyNetwork as PolicyNetwork
 from framework.networks.control import SoftplusGaussianHead as SoftplusGaussianHead
@@ -46,6 +50,7 @@ from framework.networks.masks import masked_policy as masked_policy
 from framework.networks.masks import random_actions as random_actions
 from framework.networks.noisy import NoisyLinear as NoisyLinear
 from framework.networks.noisy import redraw_noise as redraw_noise
+from framework.networks.normalization import BoundedRewardScale as BoundedRewardScale
 from framework.networks.normalization import Moments as Moments
 from framework.networks.normalization import ObservationNormalizer as ObservationNormalizer
 from framework.networks.normalization import RewardScale as RewardScale
@@ -68,6 +73,7 @@ from framework.networks.torsos import ObservationEncoder as ObservationEncoder
 from framework.networks.torsos import RecurrentCore as RecurrentCore
 from framework.networks.torsos import ResidualConv as ResidualConv
 from framework.networks.torsos import ShallowConv as ShallowConv
+from framework.networks.torsos import SpectralConv as SpectralConv
 from framework.networks.torsos import in_float32 as in_float32
 from framework.networks.torsos import make_torso as make_torso
 from framework.networks.world_model import RSSM as RSSM

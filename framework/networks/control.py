@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from framework.networks.bodies import MakeBody
+from framework.networks.bodies import MakeBody, SimBaV2
 from framework.networks.distributions import DiagonalGaussian
+from framework.networks.heads import SquashedGaussianHead
 from framework.networks.masks import masked_policy
 from framework.networks.modules import Linear, Module
 from framework.networks.torsos import MLP, ObservationEncoder, in_float32, orthogonal_
@@ -39,10 +40,19 @@ class PolicyNetwork(Module):
         super().__init__()
         self.encoder = ObservationEncoder(observation_spec)
         self.body = make_body(self.encoder.output_size, hidden_sizes)
-        self.head = make_head(self.body.output_size)
+        self.head = fitted(make_head(self.body.output_size), self.body)
 
     def forward(self, observation: Nest) -> Any:
         return masked_policy(self.head, self.body(self.encoder(observation)), observation)
+
+
+def fitted(head: nn.Module, body: nn.Module) -> nn.Module:
+    """`head`, with the last layers of `SimBaV2` in place of linear ones where it follows such a body."""
+    parts = 2 if isinstance(head, SquashedGaussianHead) else 1  # Mean and standard deviation.
+    for name, layer in list(head.named_children()) if isinstance(body, SimBaV2) else ():
+        if isinstance(layer, Linear):
+            setattr(head, name, SimBaV2.make_output(layer.in_features, layer.out_features, parts))
+    return head
 
 
 class DeterministicHead(Module):

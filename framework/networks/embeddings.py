@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from framework.networks.bodies import MakeBody
-from framework.networks.control import DeterministicHead
+from framework.networks.control import DeterministicHead, fitted
 from framework.networks.modules import Linear, Module
 from framework.networks.torsos import MLP, ObservationEncoder
 from framework.types import Nest
@@ -95,7 +95,7 @@ class EmbeddedPolicy(_Embedded):
         self.features = Linear(self.encoder.output_size, hidden_sizes[0])
         width = hidden_sizes[0] + embeddings.of_features.output_size
         self.body = make_body(width, hidden_sizes)
-        self.head = DeterministicHead(self.body.output_size, action_size)
+        self.head = fitted(DeterministicHead(self.body.output_size, action_size), self.body)
 
     def forward(self, observation: Nest) -> torch.Tensor:
         features = avg_l1_norm(self.features(self.encoder(observation)))

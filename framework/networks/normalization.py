@@ -164,3 +164,27 @@ class RewardScale(Module):
             so_far = torch.where(counts > 0, reward + gamma * so_far * (start == 0), so_far)
             returns.append(so_far)
         self.returns.update(torch.stack(returns, 1)[mask > 0], total)
+
+
+class BoundedRewardScale(Module):
+    """Rewards divided so that running returns have a standard deviation of at most 1, and are within a limit.
+
+    The divisor is the larger of their standard deviation and their largest size / `limit` (Lee et al., 2025,
+    SimBaV2, section 4.3).
+    """
+
+    largest: torch.Tensor
+
+    def __init__(self, limit: float):
+        super().__init__()
+        self.returns, self._limit = Moments(()), limit
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, rewards: torch.Tensor) -> torch.Tensor:
+        return rewards / torch.maximum(self.returns.std(), self.largest / self._limit)
+
+    def update(self, returns: torch.Tensor, total: Total | None = None, largest: Total | None = None) -> None:
+        """Adds running returns `[N]`; `largest` is a function as `LossContext.largest`."""
+        self.returns.update(returns, total)
+        size = torch.maximum(self.largest, returns.abs().amax())
+        self.largest.copy_(size if largest is None else largest(size))

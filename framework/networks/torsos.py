@@ -16,6 +16,7 @@ import tree
 from torch import nn
 
 from framework.networks import inputs
+from framework.networks.constraints import SpectralConv2d
 from framework.networks.modules import LayerNorm, Linear, Module, ReLU, Tanh
 from framework.networks.noisy import NoisyLinear
 from framework.networks.regularization import BatchRenorm, Dropout
@@ -244,19 +245,24 @@ class ResidualConv(_Images):
     0 leaves it out.
     """
 
-    def __init__(
-        self, shape: Sequence[int], hidden_size: int | None = None, filters: Sequence[int] = (16, 32, 32)
-    ):
+    filters: Sequence[int] = (16, 32, 32)
+    convolution: type[nn.Conv2d] = nn.Conv2d  # of the residual blocks
+    pooled_size: int | None = None  # Height and width to which images are pooled before that layer.
+
+    def __init__(self, shape: Sequence[int], hidden_size: int | None = None):
         super().__init__(shape)
         hidden_size = 256 if hidden_size is None else hidden_size
         layers: list[nn.Module] = []
         channels, height, width = self.channels, self.height, self.width
-        for count in filters:
+        for count in self.filters:
             layers.append(nn.Conv2d(channels, count, 3, padding=1))
             layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-            layers += [_ResidualBlock(count), _ResidualBlock(count)]
+            layers += [_ResidualBlock(count, self.convolution), _ResidualBlock(count, self.convolution)]
             channels = count
             height, width = (height + 1) // 2, (width + 1) // 2
+        if self.pooled_size is not None:
+            height = width = self.pooled_size
+            layers.append(nn.AdaptiveMaxPool2d(height))
         self.output_size = hidden_size or channels * height * width
         layers += [nn.ReLU(), nn.Flatten(1)]
         if hidden_size:
@@ -264,14 +270,24 @@ class ResidualConv(_Images):
         self.layers = nn.Sequential(*layers)
 
 
+class SpectralConv(ResidualConv):
+    """The network of Beyond the Rainbow (Clark et al., 2024), with a last layer of 256, or of `hidden_size`.
+
+    `ResidualConv` with twice the filters, spectral normalization in the residual blocks, and max-pooling to
+    6 x 6 after them, whatever the size of the images is.
+    """
+
+    filters, convolution, pooled_size = (32, 64, 64), SpectralConv2d, 6
+
+
 class _ResidualBlock(Module):
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, convolution: type[nn.Conv2d]):
         super().__init__()
         self.layers = nn.Sequential(
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
+            convolution(channels, channels, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
+            convolution(channels, channels, 3, padding=1),
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -285,6 +301,7 @@ CONVOLUTIONS: dict[str, type[NatureConv | ShallowConv | DataEfficientConv | Resi
     "shallow": ShallowConv,
     "data_efficient": DataEfficientConv,
     "deep": ResidualConv,
+    "spectral": SpectralConv,
 }
 
 

@@ -12,6 +12,8 @@ PRESETS = {
 }
 ```
 
+A name without a colon, such as iqn's `beyond_the_rainbow`, is for `--preset` only.
+
 An environment that no name matches gets the first preset of its family: one suite, or all robots of MuJoCo.
 """
 

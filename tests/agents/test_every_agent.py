@@ -89,7 +89,7 @@ RATES |= {"temperature_learning_rate": "temperature", "embedding_learning_rate":
 
 
 @pytest.mark.parametrize(
-    "name", ["crossq", "d4pg", "ddpg", "droq", "mpo", "sac", "sac, discrete", "td3", "td7", "tqc"]
+    "name", ["crossq", "d4pg", "ddpg", "droq", "mpo", "sac", "sac, discrete", "simba_v2", "td3", "td7", "tqc"]
 )
 def test_each_loss_moves_its_own_parameters_only(name):
     agent, spec = AGENTS[name]
@@ -205,7 +205,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["crossq", "mpo", "sac", "td3", "tqc"])
+@pytest.mark.parametrize("name", ["crossq", "mpo", "sac", "simba_v2", "td3", "tqc"])
 def test_learns_and_acts_with_every_shape_of_bounded_action(name, shape):
     actions, agent = SHAPES[shape], SMALL[name]
     spec = make_spec(VECTOR, actions)
@@ -298,7 +298,7 @@ PROGRAMS = {
     **dict.fromkeys(("a2c", "a3c", "ppo", "pqn"), (ON, Masked)),
     **dict.fromkeys(("appo", "impact", "impala"), (QUEUE, Masked)),
     **dict.fromkeys(("d4pg", "ddpg", "mpo", "td3", "td3_bc"), (DETERMINISTIC, NESTED)),
-    **dict.fromkeys(("crossq", "edac", "rebrac", "simba", "tqc"), (REPLAY, NESTED)),
+    **dict.fromkeys(("crossq", "edac", "rebrac", "simba", "simba_v2", "tqc"), (REPLAY, NESTED)),
     "td7": ({**DETERMINISTIC, "normalize_observations": True}, NESTED),
     "batch_ppo": ({**ON, "episodes_per_batch": 4, "epochs": 2}, NESTED),
     "dqfd": (

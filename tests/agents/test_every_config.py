@@ -41,6 +41,10 @@ OWN = {
     "recurrent_td3": {**OF_SEQUENCES, **OF_DELAYED},
     "rebrac": {**OF_SEQUENCES, **OF_DELAYED},
     "rlpd": {"demonstrations": ("data", mixed, {}), "num_critics": (3, network, {})},
+    "simba_v2": {
+        "dropout": (0.5, learned, {"network": "mlp"}),
+        "layer_norm": (None, network, {"network": "mlp"}),
+    },
     "td3": OF_DELAYED,
     "td3_bc": OF_DELAYED,
 }
@@ -54,6 +58,7 @@ WITHOUT = {
     "dreamer": ("n_step",),  # It has another lambda.
     "ppo_lagrangian": ("reward_clip",),
     "rebrac": ("n_step", *PRIORITIES),
+    "simba_v2": ("n_step",),
     "td3_bc": PRIORITIES,
 }
 # Values that fit no field of the same agent.
@@ -68,6 +73,7 @@ OWN_WRONG = {
     "dqfd": {"hindsight_goals": (1,)},
     "crossq": {"network": ("simba",), "target_update_rate": (0.5,), "target_update_period": (2,)},
     "sac": {"dropout": (1.0,), "temperature": (0.0,)},
+    "simba_v2": {"n_step": (2,), "num_atoms": (1,), "largest_return": (0.0,)},
     "tqc": {"dropped_quantiles": (25,), "num_quantiles": (1,)},
     "dreamer": {
         "period": (7,),

@@ -17,15 +17,23 @@ Group = collections.namedtuple("Group", "rank size")
 SMALL = IQNConfig(hidden_sizes=(8, 8), batch_size=16, num_policy_quantiles=4)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"double": False}, {"munchausen": 0.9, "munchausen_temperature": 0.5}]
-)
+MUNCHAUSEN = {"munchausen": 0.9, "munchausen_temperature": 0.5}
+# As Beyond the Rainbow.
+ALL = {**MUNCHAUSEN, "prioritized": True, "importance_sampling_exponent": 0.5, "dueling": True, "noisy": True}
+
+
+@pytest.mark.parametrize("changes", [{}, {"double": False}, MUNCHAUSEN, ALL])
 def test_the_loss_against_a_loop(changes):
     config = dataclasses.replace(SMALL, num_quantiles=3, num_target_quantiles=2, discount=0.9, **changes)
     learner, batch = apart(make_learner(IQN(config))), transitions()
     online, target = learner.networks.q_network, learner.targets["q_network"]
     generator = torch.Generator()
     generator.set_state(learner.save()["generator"])
+    if config.noisy:
+        for network in (online, target):
+            networks.redraw_noise(network, lambda *shape: torch.empty(shape).normal_(generator=generator))
+    weights = batch.info.probability ** (-0.5 if config.prioritized else 0.0)
+    weights /= weights.max()
     # One fraction in each third, and one in each half for the targets.
     drawn = torch.cat([(torch.rand((16, k), generator=generator) + torch.arange(k)) / k for k in (3, 2)], 1)
     even = (torch.arange(4) + 0.5).unsqueeze(0) / 4
@@ -49,7 +57,7 @@ def test_the_loss_against_a_loop(changes):
                 for sample in samples:
                     error = float(row.reward) + bonus + 0.9 * float(row.discount) * sample - quantile
                     huber = 0.5 * error**2 if abs(error) <= 1 else abs(error) - 0.5
-                    expected += abs(fraction - (error < 0)) * huber / 2 / 16
+                    expected += weights[n] * abs(fraction - (error < 0)) * huber / 2 / 16
     assert learn(learner, batch).metrics["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 

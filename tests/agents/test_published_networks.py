@@ -10,6 +10,7 @@ from agents.c51 import C51
 from agents.dqn import DQN
 from agents.impala import IMPALA
 from agents.iqn import IQN
+from agents.iqn import PRESETS as IQN_PRESETS
 from agents.ppo import PPO
 from agents.qr_dqn import QRDQN
 from agents.r2d2 import R2D2
@@ -55,6 +56,15 @@ CASES = {
     "C51, Bellemare et al. (2017)": (C51, {}, NATURE + dense(3136, 512) + dense(512, A * K)),
     "QR-DQN, Dabney et al. (2018)": (QRDQN, {}, NATURE + dense(3136, 512) + dense(512, A * 200)),
     "IQN, Dabney et al. (2018b)": (IQN, {}, NATURE + dense(64, 3136) + dense(3136, 512) + dense(512, A)),
+    "Beyond the Rainbow, Clark et al. (2024)": (
+        IQN,
+        IQN_PRESETS["beyond_the_rainbow"].agent,
+        residual(4, 32)
+        + residual(32, 64)
+        + residual(64, 64)
+        + dense(64, 6 * 6 * 64)
+        + 2 * (2 * dense(6 * 6 * 64, 512) + heads(512)),
+    ),
     # A noisy layer has a mean and a standard deviation for each parameter.
     "Rainbow, Hessel et al. (2018)": (
         Rainbow,
@@ -83,6 +93,7 @@ CASES = {
 }
 # The first three as numbers, so that the helpers above are held against something.
 KNOWN = {"DQN, Mnih et al. (2015)": 1_687_206, "dueling, Wang et al. (2016)": 3_293_863}
+KNOWN["Beyond the Rainbow, Clark et al. (2024)"] = 5_266_606
 KNOWN["Rainbow, Hessel et al. (2018)"] = 6_868_842
 
 

@@ -20,7 +20,8 @@ ROBOTS = "d4pg ddpg mpo ppo sac td3 td7"
 SUITES = {
     "atari:*": (ATARI, f"a2c a3c appo impala ppo {VALUES}"),
     "minatar:*": (MINATAR, f"ppo {VALUES}"),
-    MUJOCO: (CONTINUOUS, ROBOTS),
+    "beyond_the_rainbow": (ATARI, "iqn"),
+    MUJOCO: (CONTINUOUS, f"{ROBOTS} simba_v2"),
     "dm_control:*": (CONTINUOUS, ROBOTS),
 }
 PAIRS = [(name, pattern) for pattern, (_, names) in SUITES.items() for name in names.split()]

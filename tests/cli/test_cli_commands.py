@@ -18,7 +18,7 @@ import warm_python
 
 import framework
 from framework import environments, specs
-from framework.commands import cli, serve_environment, train, video
+from framework.commands import cli, listing, serve_environment, train, video
 from framework.commands.options import CommandError, TrainOptions
 from framework.experiments import running
 from framework.programs import Preset, RunConfig, make_agent
@@ -69,6 +69,10 @@ def test_a_run_may_begin_with_another_preset():
     flags = ["--environment=gymnasium:HalfCheetah-v5", "--preset=gymnasium:Ant-v5"]
     _, _, run, _ = train.parse_new("sac", flags)
     assert run.max_env_steps == 1_000_000
+    flags = ["--environment=minatar:Breakout", "--preset=beyond_the_rainbow"]
+    _, options, run, config = train.parse_new("iqn", flags)
+    assert (options.environment, run.envs_per_actor, config.torso) == ("minatar:Breakout", 64, "spectral")
+    assert "train iqn --environment SUITE:NAME --preset beyond_the_rainbow" in listing.text()
     with pytest.raises(CommandError, match="--preset: got 'atari', expected one of gymnasium:CartPole-v1, "):
         train.parse_new("rainbow", ["--preset", "atari"])
 

@@ -53,10 +53,11 @@ def flat(module: Any) -> torch.Tensor:
 
 
 def moved_by(learner: Any, batch: Any) -> set[str]:
-    """The children of the networks that a step on `batch` changes."""
+    """The children of the networks that a step on `batch` changes, by more than a restored constraint."""
     before = {name: parameter.detach().clone() for name, parameter in learner.networks.named_parameters()}
     learn(learner, batch)
-    changed = (n for n, parameter in learner.networks.named_parameters() if not parameter.equal(before[n]))
+    pairs = ((n, parameter, before[n]) for n, parameter in learner.networks.named_parameters())
+    changed = (n for n, one, other in pairs if not torch.allclose(one, other, rtol=1e-6, atol=0.0))
     return {name.split(".")[0] for name in changed}
 
 
@@ -68,12 +69,16 @@ def apart(learner: Any) -> Any:
     return learner
 
 
+# Fields of agents whose items have extras, or are more than transitions.
+PLAYED = ("recurrent", "critic_penalty", "calibrated", "largest_return")
+
+
 def batch_of(agent: Any, spec: Any = DISCRETE, seed: int = 0) -> ReplaySample:
     """A batch of random experience for a learner of `agent`."""
     config = agent.config
     if isinstance(agent, OnPolicyAgent) or hasattr(config, "burn_in"):
         return unrolls(agent, spec, seed)
-    if any(getattr(config, name, None) for name in ("recurrent", "critic_penalty", "calibrated")):
+    if any(getattr(config, name, None) for name in PLAYED):
         sample, _, _ = played(agent, FakeEnvironment, seed=seed, spec=spec, episode_length=8)
         chosen = np.random.default_rng(seed).integers(len(sample.info.key), size=config.batch_size)
         return tree.map_structure(lambda leaf: leaf[chosen], sample)

@@ -28,6 +28,7 @@ from agents.rebrac import ReBRAC, ReBRACConfig
 from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.rlpd import RLPD, RLPDConfig
 from agents.sac import SAC, SACConfig
+from agents.simba_v2 import SimBaV2, SimBaV2Config
 from agents.td3 import DDPG, TD3, DDPGConfig, TD3Config
 from agents.td3_bc import TD3BC, TD3BCConfig
 from agents.td7 import TD7, TD7Config
@@ -75,13 +76,14 @@ SMALL = {
     "recurrent_td3": RecurrentTD3(RecurrentTD3Config(**SEQUENCES, encoder_sizes=(8,), hidden_sizes=(8, 8))),
     "rlpd": RLPD(RLPDConfig(**ITEMS, demonstrations=SHOWN, num_critics=4, actor_delay=2)),
     "sac": SAC(SACConfig(**ITEMS)),
+    "simba_v2": SimBaV2(SimBaV2Config(**ITEMS, critic_hidden_sizes=(8,))),
     "td3": TD3(TD3Config(**ITEMS)),
     "td3_bc": TD3BC(TD3BCConfig(**ITEMS)),
     "td7": TD7(TD7Config(**ITEMS, **EMBEDDINGS, **RATES, target_update_period=1)),
     "tqc": TQC(TQCConfig(**ITEMS, num_critics=3, critic_hidden_sizes=(8,))),
 }
 NUMBERS_ONLY = ("crossq", "d4pg", "ddpg", "edac", "mpo", "rebrac", "recurrent_td3", "td3", "td3_bc", "td7")
-NUMBERS_ONLY += ("tqc",)
+NUMBERS_ONLY += ("simba_v2", "tqc")
 
 
 def spec_of(name):

@@ -180,6 +180,7 @@ FIELDS = {
     **by(explored, needs={"epsilon_start": 0.5, **EPSILON}, epsilon_ladder=3.0),
     **by(evaluated, evaluation_epsilon=0.5),
     **by(network, num_atoms=5, num_cosines=8),
+    **by(learned, largest_return=1.0),
     **by(learned, needs=ATOMS, v_min=-3.0, v_max=3.0),
     **by(learned, num_quantiles=4, num_target_quantiles=4),
     **by(rated, num_policy_quantiles=8, risk=0.25),

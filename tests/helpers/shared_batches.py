@@ -26,8 +26,10 @@ from agents.r2d2 import R2D2, R2D2Config
 from agents.rainbow import Rainbow, RainbowConfig
 from agents.recurrent_td3 import RecurrentTD3, RecurrentTD3Config
 from agents.sac import SAC, SACConfig
+from agents.simba_v2 import SimBaV2, SimBaV2Config
 from agents.td3 import TD3, TD3Config
 from agents.td7 import TD7, TD7Config
+from framework import adders
 from framework.environments import testing
 from framework.networks import as_tensors
 from framework.types import Step, Transition
@@ -92,6 +94,7 @@ AGENTS = {
         CONTINUOUS,
     ),
     "mpo": (MPO(MPOConfig(**ITEMS, num_atoms=11)), CONTINUOUS),
+    "simba_v2": (SimBaV2(SimBaV2Config(**ITEMS, critic_hidden_sizes=(8,), learning_rate=1e-2)), CONTINUOUS),
     "sac": (SAC(SACConfig(**ITEMS)), CONTINUOUS),
 }
 ON_POLICY = [
@@ -114,8 +117,9 @@ def make_batch(step, name):
     else:
         action = random.uniform(-2, 1, (BATCH, 2)).astype(np.float32)
     discount = (random.random(BATCH) < 0.8).astype(np.float32)
+    reward, returns = random.normal(size=(2, BATCH)).astype(np.float32)
     data = Transition(
-        observation, action, random.normal(size=BATCH).astype(np.float32), discount, next_observation
+        observation, action, reward, discount, next_observation, {adders.RUNNING_RETURN: returns}
     )
     return Sample(make_info(random), data)
 

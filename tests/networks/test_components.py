@@ -35,6 +35,7 @@ COMPONENTS = {
     "noisy mlp": (lambda: noisy_mlp(), VECTOR),
     "renormalized mlp": (lambda: networks.MLP(5, (8,), 2, batch_renorm=True), VECTOR),
     "simba": (lambda: networks.SimBa(5, (8, 8), 2), VECTOR),
+    "simba v2": (lambda: networks.SimBaV2(5, (8, 8), 2), VECTOR),
     "values": (VALUES, NESTED),
     "dueling values of a distribution": (lambda: VALUES(dueling=True, outputs_per_action=4), NESTED),
     "categorical policy": (lambda: POLICY(lambda width: networks.CategoricalHead(width, 3)), NESTED),

@@ -26,7 +26,7 @@ def test_every_row_with_results_is_shown_on_the_page_of_its_agent_and_on_that_of
     for file in RECORDS.glob("**/*.json"):
         agent = json.loads(file.read_text(encoding="utf-8"))["agent"]
         of_data = dict.fromkeys(("bc", "cql", "iql", "rebrac", "td3_bc"), "offline")
-        of_sac = dict.fromkeys(("droq", "simba", "tqc"), "crossq")
+        of_sac = dict.fromkeys(("droq", "simba", "simba_v2", "tqc"), "crossq")
         own = {"a3c": "a2c", "impact": "appo", **of_data, **of_sac}.get(agent, agent)
         own = own.rpartition(":")[2].removesuffix("Plan").lower()
         kind, _, of = file.stem.partition("-")
