@@ -260,7 +260,7 @@ class Dreamer(OffPolicyAgent):
         models = networks.policy, networks.actions
         features, actions = networks.dynamics.imagine(features, *models, noise, of_actions)
         logits = networks.value(features)
-        values = losses.two_hot_mean(logits.detach(), networks.value.bins)
+        values = networks.value.mean_of(logits.detach())
         with torch.no_grad():
             rewards = networks.reward.mean(features)
             going_on = networks.continuation(features).squeeze(-1).sigmoid()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from framework import config_checks as check
@@ -28,6 +29,8 @@ class AgentConfig(check.NamedFields):
     # numbers.
     inputs: tuple[str, ...] = ()
     device: str = "cpu"  # Device of the learner.
+    # Parts of the learner's networks on other devices: beginnings of the names of parts, with a device each.
+    devices: Mapping[str, Any] = field(default_factory=dict, hash=False)
     # How losses and their gradients are computed: eager (as written), compile (a minute to begin with, then
     # faster), cuda_graph (for GPUs), or auto: compile, if the run is long enough for it to pay.
     step_mode: str = "eager"
@@ -39,7 +42,7 @@ class AgentConfig(check.NamedFields):
         check.at_least(self, 0, "learning_rate", "adam_epsilon")
         check.at_least(self, 1, "learning_rate_decay")
         check.above(self, 0, "max_gradient_norm")
-        check.device(self, "device")
+        check.device(self, "device", "devices")
         check.one_of(self, ("auto", *STEP_MODES), "step_mode")
 
 

@@ -164,9 +164,19 @@ def device(config: Any, *fields: str) -> None:
             return True  # An import of torch would take seconds.
         import torch
 
-        return bool(torch.device(value))
+        each = flat_names(value).values() if isinstance(value, Mapping) else (value,)
+        return all(bool(torch.device(name)) for name in each)
 
     _check(config, fields, is_device, "the name of a torch device, such as 'cpu' or 'cuda:0'")
+
+
+def flat_names(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of nested mappings by names with dots, which the command line and files make nested."""
+    made: dict[str, Any] = {}
+    for name, value in nested.items():
+        inner = {"": value} if not isinstance(value, Mapping) else flat_names(value)
+        made.update({f"{name}.{rest}".rstrip("."): each for rest, each in inner.items()})
+    return made
 
 
 def names(where: str, given: Iterable[str], known: Collection[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -56,19 +57,23 @@ def check_visible(field: str, device: str) -> str:
     return device
 
 
-def check_before_start(wanted: Iterable[tuple[str, str, str]], engine: str, options: Options) -> None:
+@dataclass(frozen=True)
+class DeviceCheck:
     """Raises NoDeviceError for a device that a node would not find, as far as this process can know.
 
-    Args:
+    Attributes:
       wanted: group of the nodes, name of the field, and device.
-      engine: name of the engine; only some have all nodes on this machine.
-      options: of the launch.
     """
-    for group, field, device in wanted:
-        given = options.resources.get(group)
-        sees_others = engine == "processes" and given is not None and "CUDA_VISIBLE_DEVICES" in given.env
-        if engine in ("serial", "threads", "processes") and not sees_others:
-            check_visible(field, device)
+
+    wanted: Sequence[tuple[str, str, str]]
+
+    def __call__(self, engine: str, options: Options) -> None:
+        """Only some engines, by their names, have all nodes on this machine."""
+        for group, field, device in self.wanted:
+            given = options.resources.get(group)
+            sees_others = engine == "processes" and given is not None and "CUDA_VISIBLE_DEVICES" in given.env
+            if engine in ("serial", "threads", "processes") and not sees_others:
+                check_visible(field, device)
 
 
 def gpu_id(device: torch.device) -> str:

@@ -292,7 +292,7 @@ class Session:
         settings = {
             f"setting {field.name}": json.dumps(getattr(config, field.name), default=_name)
             for field in fields
-            if field.name != "device"
+            if field.name not in ("device", "devices")
         }
         return {"agent class": type(self._agent).__name__, "num_envs": self._num_envs, **settings}
 

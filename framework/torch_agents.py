@@ -177,6 +177,10 @@ class TorchAgent(core.Agent):
             # The global generator draws it, as it draws the initial parameters.
             "seed": int(torch.randint(2**31, (), device="cpu")),
             "device": check_visible("device", self.device),
+            "devices": {
+                name: check_visible(f"devices.{name}", device)
+                for name, device in config_checks.flat_names(config.devices).items()
+            },
             "step_mode": "eager" if config.step_mode == "auto" else config.step_mode,
             "autocast_dtype": torch.bfloat16 if config.autocast else None,
         }
@@ -194,12 +198,12 @@ class TorchAgent(core.Agent):
             count = 0.0 if config.dataset is None else float(config.max_learner_steps or 0)
             if config.max_env_steps is not None:
                 count = self.for_program(config.num_envs).optimizer_steps(config.max_env_steps)
-            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1
+            pays = count >= PAYS_FROM_STEPS and config.num_learners == 1 and not own.devices
             mode = recorded.get("step_mode") or ("compile" if pays else "eager")
-            if why_not(mode, device):  # The run may have begun on another machine or device.
+            if why_not(mode, device, own.devices):  # The run may have begun on another machine or device.
                 mode = "eager"
             lines.append(f"step_mode auto: {mode}, for about {count:,.0f} optimizer steps")
-        elif reason := why_not(mode, device):
+        elif reason := why_not(mode, device, own.devices):
             raise ValueError(f"step_mode: got {mode!r} {reason}")
         if mode != "eager" and config.num_learners > 1:
             lines.append(f"step_mode {mode}: several learners compute as in 'eager'")
@@ -215,7 +219,7 @@ class TorchAgent(core.Agent):
         """See `Agent.for_worker`: its batches are on the CPU."""
         agent = super().for_worker(num_envs)
         step_mode = "eager" if agent.config.step_mode == "cuda_graph" else agent.config.step_mode
-        agent.config = dataclasses.replace(agent.config, device="cpu", step_mode=step_mode)
+        agent.config = dataclasses.replace(agent.config, device="cpu", devices={}, step_mode=step_mode)
         return agent
 
     @property
@@ -224,6 +228,10 @@ class TorchAgent(core.Agent):
         return device_of_learner(self.config.device, self.rank, self.num_learners)
 
     def check_shards(self) -> None:
+        if self.config.devices:
+            config_checks.refuse(
+                self.config, "devices", " with several learners, expected none. Leave it out."
+            )
         if self.items_per_step % self.num_learners:
             raise ValueError(
                 f"num_learners: got {self.num_learners}, expected a divisor of {self.items_per_step}, the "

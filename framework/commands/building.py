@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tree
+from torch import nn
 
 from framework import config_checks, core, specs
 from framework.commands.options import CommandError, UsageError
 from framework.devices import NoDeviceError
+from framework.learners.device_map import resolved
 from framework.programs import make
 from framework.runs import parts
 from framework.runs.run_config import RunConfig
@@ -65,7 +67,10 @@ def check_agent(agent: core.Agent, spec: specs.EnvironmentSpec) -> None:
     """Raises `CommandError` if the agent cannot act on zeros, or its action does not fit the spec."""
     envs = 2
     try:
-        policy = agent.make_policy(agent.make_networks(spec))
+        networks = agent.make_networks(spec)
+        if isinstance(networks, nn.Module):
+            resolved(networks, getattr(getattr(agent, "config", None), "devices", {}))
+        policy = agent.make_policy(networks)
         observation = specs.zeros(spec.observations, (envs,))
         action, _, _ = policy.step(observation, policy.initial_state(envs))
         for leaf, values in zip(tree.flatten(spec.actions), tree.flatten(action), strict=True):

@@ -13,10 +13,12 @@ from typing import Annotated, Literal
 import tyro
 
 from framework.commands import building
+from framework.commands.crossing import crossed_bytes
 from framework.commands.graph_svg import Group, as_svg, groups_of
 from framework.commands.options import UsageError
 from framework.commands.train import parse_new
 from framework.runs.registry import agent_names
+from framework.torch_agents import TorchAgent
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,16 @@ def build(name: str, arguments: Sequence[str] = ()) -> tuple[list[Group], GraphO
     agent = entry.make(agent_config)
     with tempfile.TemporaryDirectory() as folder:  # A run has one, and with it a checkpointer.
         config = dataclasses.replace(config, directory=folder)
-        building.check_agent(agent, building.environment_spec(agent, options.environment, config))
-        return groups_of(building.build_program(agent, options.environment, config, options.engine)), own
+        spec = building.environment_spec(agent, options.environment, config)
+        building.check_agent(agent, spec)
+        groups = groups_of(building.build_program(agent, options.environment, config, options.engine))
+    if isinstance(agent, TorchAgent) and getattr(agent.config, "devices", {}):
+        crossed = f"; {crossed_bytes(agent, spec, config.num_envs):,} bytes cross per learner step"
+        groups = [
+            dataclasses.replace(group, devices=group.devices + crossed * (group.label == "learner"))
+            for group in groups
+        ]
+    return groups, own
 
 
 def as_text(name: str, groups: Sequence[Group]) -> str:
@@ -72,12 +82,18 @@ def as_text(name: str, groups: Sequence[Group]) -> str:
     for title, kind, group in zip(titles, kinds, groups, strict=True):
         calls = f"  ->  {', '.join(group.uses)}" if group.uses else ""
         lines.append(f"  {title:<{wide}}  {kind:<{wider}}{calls}".rstrip())
+        if group.devices:
+            lines.append(f"  {'':<{wide}}  {group.devices}")
     return "\n".join(lines)
+
+
+def _text(group: Group) -> str:
+    return html.escape(group.kind) + (f"<br/>{html.escape(group.devices)}" if group.devices else "")
 
 
 def as_mermaid(name: str, groups: Sequence[Group]) -> str:
     """Returns a Mermaid flowchart: a box per group, and an arrow from each caller to what it calls."""
     ids = {group.label: f"n{number}" for number, group in enumerate(groups)}
-    boxes = [f'  {ids[group.label]}["{group.title}<br/>{html.escape(group.kind)}"]' for group in groups]
+    boxes = [f'  {ids[group.label]}["{group.title}<br/>{_text(group)}"]' for group in groups]
     arrows = [f"  {ids[group.label]} --> {ids[used]}" for group in groups for used in group.uses]
     return "\n".join(["---", f"title: {name}", "---", "flowchart TD", *boxes, *arrows])

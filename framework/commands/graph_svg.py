@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from framework.devices import DeviceCheck
 from launch import Program
 
 SERVICES = ("counter", "monitor", "checkpointer")
@@ -35,12 +36,14 @@ class Group:
       kind: type of the node and name of its constructor, unless that is private.
       count: number of nodes.
       uses: labels of the groups that they call.
+      devices: the devices that they use, if they are not on the CPU.
     """
 
     label: str
     kind: str
     count: int
     uses: tuple[str, ...]
+    devices: str = ""
 
     @property
     def title(self) -> str:
@@ -55,11 +58,16 @@ def groups_of(program: Program) -> list[Group]:
         for label, nodes in program.groups.items()
     }
     group_of = {part.node_id: label for label, members in parts.items() for part in members}
-    groups = []
+    groups, checks = [], [check for check in program.checks if isinstance(check, DeviceCheck)]
+    wanted: dict[str, dict[str, str]] = {group: {} for check in checks for group, _, _ in check.wanted}
+    for group, field, device in [each for check in checks for each in check.wanted]:
+        wanted[group][field.partition(".")[2]] = device
     for label, nodes in program.groups.items():
         uses = [group_of[handle.node_id] for part in parts[label] for handle in part.handles()]
         kind = _PRIVATE.sub("", nodes[0].description)
-        groups.append(Group(label, kind, len(nodes), tuple(dict.fromkeys(uses))))
+        places = [f"{part} on {device}".strip() for part, device in wanted.get(label, {}).items()]
+        devices = "" if places in ([], ["on cpu"]) else ", ".join(places)
+        groups.append(Group(label, kind, len(nodes), tuple(dict.fromkeys(uses)), devices))
     return groups
 
 
@@ -77,7 +85,12 @@ def as_svg(name: str, groups: Sequence[Group]) -> str:
     edges = _edges(main)
     columns = _columns(main, edges)
     width = (
-        max(8.5 * max(len(group.title) for group in groups), 6 * max(len(g.kind) for g in groups), 110) + 16
+        max(
+            8.5 * max(len(group.title) for group in groups),
+            6 * max(len(g.kind + g.devices) for g in groups),
+            110,
+        )
+        + 16
     )
     spots, filled = {}, [0] * len(groups)  # The left edge and the middle of each box; boxes in each column.
     near = {(e.source, e.target) for e in edges if columns[e.target] == columns[e.source] + 1}
@@ -200,7 +213,7 @@ def _box(group: Group, spot: tuple[float, float], width: float) -> list[str]:
     x, y = spot[0], spot[1] - _HEIGHT / 2
     shape = f'width="{width:g}" height="{_HEIGHT}" rx="6" stroke="#567"'
     behind = [f'<rect x="{x - 5:g}" y="{y - 5:g}" {shape} fill="#e3ecf4"/>']
-    middle, made_by = x + width / 2, html.escape(_made_by(group))
+    middle, made_by = x + width / 2, html.escape(f"{_made_by(group)} {group.devices}".strip())
     return [
         *(behind if group.count > 1 else []),
         f'<rect x="{x:g}" y="{y:g}" {shape} fill="#f2f7fb"/>',

@@ -15,7 +15,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,10 @@ _Choices = dict[tuple[int, int], bool]
 _COMPILES_SINCE = "2.13"  # Older versions cannot compile a gradient, or not apart from other functions.
 
 
-def why_not(step_mode: str, device: torch.device) -> str:
-    """Why this machine cannot compute gradients in this mode; empty if it can."""
+def why_not(step_mode: str, device: torch.device, devices: Mapping[str, Any] | None = None) -> str:
+    """Why this machine cannot compute gradients in this mode, with `devices` of parts; empty if it can."""
+    if step_mode != "eager" and devices:
+        return f"with devices {dict(devices)}, expected 'eager'. Leave one of them out."
     if step_mode == "cuda_graph" and device.type != "cuda":
         return f"which needs a GPU, on {device}. Give a device such as 'cuda', or use 'eager'."
     if step_mode == "compile" and torch.__version__ < TorchVersion(_COMPILES_SINCE):
@@ -60,6 +62,7 @@ class LossGradient:
       parameters: those of their parameters that need a gradient.
       loss_fn: see `SGDLearner`.
       precision: makes the context in which the loss is computed.
+      device: device of the norm, if the parameters are on several; None: they are on one.
 
     Attributes:
       loss_fn, precision: as given.
@@ -71,7 +74,9 @@ class LossGradient:
         parameters: Sequence[nn.Parameter],
         loss_fn: LossFn,
         precision: Callable[[], contextlib.AbstractContextManager[Any]],
+        device: torch.device | None = None,
     ):
+        self._device = device
         self.networks, self.parameters, self.loss_fn = networks, list(parameters), loss_fn
         self.precision = precision
         self._small = sum(p.numel() for p in self.parameters) <= _SMALL
@@ -99,9 +104,11 @@ class LossGradient:
         return detached, gradients, self.norm([gradient for gradient in gradients if gradient is not None])
 
     def norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The norm of all gradients together, as nn.utils.get_total_norm, for tensors on one device."""
+        """The norm of all gradients together, as nn.utils.get_total_norm, which is slower."""
         if not gradients:
             return torch.zeros(())
+        if self._device is not None:
+            return nn.utils.get_total_norm(gradients).to(self._device)
         if self._small:  # One copy costs less than one call per gradient.
             return torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

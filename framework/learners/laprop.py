@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from framework.learners.optimizers import Adam
+from framework.learners.optimizers import Adam, by_device
 
 
 class LaProp(Adam):
@@ -41,7 +41,7 @@ class LaProp(Adam):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
-        for group in self.param_groups:
+        for group in by_device(self.param_groups):
             parameters, gradients, means, squares, steps = self.parts(group)
             if not parameters:
                 continue

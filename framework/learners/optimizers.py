@@ -68,7 +68,7 @@ class Adam(torch.optim.Adam):
             raise ValueError(
                 "closure: got a function, expected None. Compute the loss and its gradients before step()."
             )
-        for group in self.param_groups:
+        for group in by_device(self.param_groups):
             parameters, gradients, means, squares, steps = self.parts(group)
             if not parameters:
                 continue
@@ -101,6 +101,19 @@ class Adam(torch.optim.Adam):
     # If this is not set, the first optimizer wraps `step` in a range for torch's profiler, which takes as
     # long as the step.
     step.hooked = True  # type: ignore[attr-defined]
+
+
+def by_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups, each divided into one for each device that its parameters are on."""
+    parts = []
+    for group in groups:
+        devices = dict.fromkeys([parameter.device for parameter in group["params"]])
+        if len(devices) < 2:
+            parts.append(group)
+            continue
+        for device in devices:
+            parts.append({**group, "params": [p for p in group["params"] if p.device == device]})
+    return parts
 
 
 def _plain(method: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,10 +15,11 @@ import tree
 from torch import nn
 
 from framework import core
-from framework.config_checks import whole_number
+from framework.config_checks import flat_names, whole_number
 from framework.devices import restore_generator
 from framework.learners.context import LossContext, LossFn, LossOutput, is_due
 from framework.learners.cuda_graphs import CapturedGradient
+from framework.learners.device_map import place
 from framework.learners.distributed import LearnerGroup
 from framework.learners.gradient import STEP_MODES, CompiledGradient, LossGradient, why_not
 from framework.networks.constraints import Constrained
@@ -47,6 +48,8 @@ class SGDLearner(core.Learner):
       target_update_period: learner steps between two updates of the target networks.
       target_update_rate: step size of an update: 1 copies (DQN), less averages (Polyak; SAC's 0.005).
       device: "cpu", "cuda", "cuda:1" …
+      devices: parts of `networks` on other devices, by the beginnings of their names; see `device_map`.
+        Metrics then have `crossed_bytes`. Needs step_mode "eager".
       seed: seed of `context.generator`.
       autocast_dtype: mixed precision of the loss: `torch.bfloat16`. None: the precision of the parameters.
       step_mode: how the loss, its gradients and their norm are computed. "eager": as they are written;
@@ -76,6 +79,7 @@ class SGDLearner(core.Learner):
         target_update_period: int = 1,
         target_update_rate: float = 1.0,
         device: str | torch.device = "cpu",
+        devices: Mapping[str, Any] | None = None,
         seed: int = 0,
         autocast_dtype: torch.dtype | None = None,
         step_mode: str = "eager",
@@ -91,11 +95,12 @@ class SGDLearner(core.Learner):
         self.device = torch.device(device)
         if step_mode not in STEP_MODES:
             raise ValueError(f"step_mode: got {step_mode!r}, expected one of {', '.join(STEP_MODES)}.")
-        if reason := why_not(step_mode, self.device):
+        if reason := why_not(step_mode, self.device, devices):
             raise ValueError(f"step_mode: got {step_mode!r} {reason}")
         if autocast_dtype not in (None, torch.bfloat16):
             raise ValueError(f"autocast_dtype: got {autocast_dtype}, expected torch.bfloat16 or None.")
         self.networks = networks.to(self.device)
+        self._crossings = place(networks, self.device, devices) if devices else None
         self.settings = OwnSettings(networks.parameters())
         children = dict(networks.named_children())
         unknown = sorted(set(target_names) - set(children))
@@ -126,9 +131,11 @@ class SGDLearner(core.Learner):
         self._schedule, self._max_gradient_norm = learning_rate_schedule, max_gradient_norm
         precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         if autocast_dtype is not None:
-            precision = functools.partial(torch.autocast, self.device.type, dtype=autocast_dtype)
+            kinds = {torch.device(each).type for each in (self.device, *flat_names(devices or {}).values())}
+            precision = functools.partial(_autocast, sorted(kinds), autocast_dtype)
         self._loss_fn = loss_fn
-        self._eager = LossGradient(networks, self._parameters, loss_fn, precision)
+        several = self.device if devices else None
+        self._eager = LossGradient(networks, self._parameters, loss_fn, precision, several)
         self._gradient = self._make_gradient(step_mode)
         self._partial_gradients = partial_gradients
         self._check_period = check_period
@@ -163,7 +170,10 @@ class SGDLearner(core.Learner):
 
         Metrics are `step`'s, and `gradient_age`: the learner steps since the gradients' parameters.
         """
-        values = [value if isinstance(value, torch.Tensor) else None for value in gradients.values]
+        values = [
+            value.to(parameter.device) if isinstance(value, torch.Tensor) else None
+            for value, parameter in zip(gradients.values, self._parameters, strict=True)
+        ]
         norm = self._eager.norm([value for value in values if value is not None])
         self._set_learning_rate()
         age = self.steps - gradients.learner_steps
@@ -194,6 +204,9 @@ class SGDLearner(core.Learner):
                     target.copy_(online)
         metrics = {**output.metrics, "loss": output.loss, "gradient_norm": norm}
         metrics["learning_rate"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
+        if self._crossings is not None:
+            metrics["crossed_bytes"] = torch.tensor(self._crossings.crossed)
+            self._crossings.crossed = 0
         # Replay takes priorities on the host, so the caller would have to wait for them anyway.
         priorities = None if output.priorities is None else output.priorities.cpu()
         if self._unchecked and priorities is not None and not priorities.isfinite().all():
@@ -240,7 +253,10 @@ class SGDLearner(core.Learner):
         gradients: Any = [value for value in values if value is not None]
         if scale is not None and gradients:
             # Two parameters with equal gradients, such as an LSTM's biases, may share a compiled one.
-            gradients = torch._foreach_mul(gradients, scale)
+            if self._crossings is None:
+                gradients = torch._foreach_mul(gradients, scale)
+            else:
+                gradients = [gradient * scale.to(gradient.device) for gradient in gradients]
         scaled = iter(gradients)
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.grad = None if value is None else next(scaled)
@@ -318,3 +334,12 @@ class SGDLearner(core.Learner):
             f"Learner step {step}: the loss or its gradient is not finite{seen}. Look for NaN in "
             "observations and rewards, then try a smaller learning rate or max_gradient_norm."
         )
+
+
+@contextlib.contextmanager
+def _autocast(kinds: Sequence[str], dtype: torch.dtype) -> Iterator[None]:
+    """Mixed precision on all these kinds of devices."""
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, dtype))
+        yield

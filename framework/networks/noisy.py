@@ -42,7 +42,7 @@ class NoisyLinear(Linear):
         if normal is None:
             self._noise = None
             return
-        noise = normal(rows, self.in_features + self.out_features)
+        noise = normal(rows, self.in_features + self.out_features).to(self.weight.device)
         noise = noise.sign() * noise.abs().sqrt()
         self._noise = noise[:, : self.in_features], noise[:, self.in_features :]
 

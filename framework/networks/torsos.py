@@ -45,7 +45,7 @@ def in_float32(layer: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tens
 
     In bfloat16, values of actions that differ by less than 0.4 % are often equal.
     """
-    device = "cpu" if inputs.is_cpu else inputs.device.type
+    device = "cpu" if inputs.is_cpu or inputs.is_meta else inputs.device.type
     if not torch.is_autocast_enabled(device):
         return layer(inputs)
     with torch.autocast(device, enabled=False):

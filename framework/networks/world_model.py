@@ -88,7 +88,10 @@ class TwoHotHead(Module):
         return self.body(features)
 
     def mean(self, features: torch.Tensor) -> torch.Tensor:
-        return dreamer.two_hot_mean(self.body(features), self.bins)
+        return self.mean_of(self.body(features))
+
+    def mean_of(self, logits: torch.Tensor) -> torch.Tensor:
+        return dreamer.two_hot_mean(logits, self.bins)
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return dreamer.two_hot_loss(logits, targets, self.bins)

@@ -47,7 +47,7 @@ class MultiAgentWorker(RolloutWorker):
         self._own: dict[str, OwnTables] = {}
         for name, (group, part) in agent.sized_parts(setup.spec, setup.config.envs_per_actor).items():
             if isinstance(part, OnPolicyAgent):
-                part.config = dataclasses.replace(part.config, device="cpu")
+                part.config = dataclasses.replace(part.config, device="cpu", devices={})
                 unrolls = setup.config.envs_per_actor * len(group.agents)
                 if part.items_per_step != unrolls:
                     raise ValueError(

@@ -11,7 +11,7 @@ import launch
 from framework import config_checks, core, flow
 from framework.clock import Clock
 from framework.config_checks import refuse
-from framework.devices import check_before_start
+from framework.devices import DeviceCheck
 from framework.loggers import Logger
 from framework.plans.plan_worker import LearnerParts, PlanWorker
 from framework.plans.rollout_worker import RolloutWorker
@@ -328,7 +328,7 @@ class ProgramGraph(core.Graph):
             self._snapshot.num_nodes = {group: len(nodes) for group, nodes in program.groups.items()}
         times = {**dict.fromkeys({*learners, "learner"}, _STEP_S), "checkpointer": _SAVE_S}
         program.stop_timeouts = {group: times[group] for group in program.groups if group in times}
-        program.checks = (self._check_engine, functools.partial(check_before_start, self._devices))
+        program.checks = (self._check_engine, DeviceCheck(self._devices))
         config_checks.names("resources", self.config.resources, list(program.groups))
         return program
 
@@ -345,6 +345,8 @@ class ProgramGraph(core.Graph):
         own = self._setup_of(agent).agent
         device = getattr(own, "device", getattr(getattr(own, "config", None), "device", "cpu"))
         self._devices.append((group, "device", str(device)))
+        devices = config_checks.flat_names(getattr(getattr(own, "config", None), "devices", {}))
+        self._devices += [(group, f"devices.{part}", each) for part, each in devices.items()]
 
     def _learner_of(self, variables: launch.Handle | None) -> tuple[str, core.Agent | None]:
         """The learner whose parameters `variables` serves: its name, and its agent. None is the program's."""

@@ -31,7 +31,7 @@ from framework.runs.run_lock import RunLock, unwritable
 FORMAT = 4  # Format 3 has the text of the specs.
 #: The settings that may differ when a run continues, beside its engine and its restarts.
 _LIMITS = ("max_env_steps", "max_learner_steps", "target_return")
-MAY_CHANGE = (*_LIMITS, "device", "inference_device", "step_mode")
+MAY_CHANGE = (*_LIMITS, "device", "devices", "inference_device", "step_mode")
 _UNRECORDED = "not recorded"
 
 
@@ -348,7 +348,10 @@ class RunFolder:
         """The run with its learner on `device`; the same run if its agent's config has no `device`."""
         if "device" not in self.agent_config:
             return self
-        return dataclasses.replace(self, agent_config={**self.agent_config, "device": device})
+        settings: dict[str, Any] = {"device": device} | (
+            {"devices": {}} if "devices" in self.agent_config else {}
+        )
+        return dataclasses.replace(self, agent_config={**self.agent_config, **settings})
 
     def check_names(self, allow: Collection[str]) -> None:
         """Raises RunError if the run names code that is not registered; see `framework.runs.trust`.

@@ -94,9 +94,9 @@ OWN_WRONG = {
 @pytest.mark.parametrize("name", SMALL)
 def test_every_field_changes_something(name, which):
     agent, own = SMALL[name], OWN.get(name, {})
-    fields = [field.name for field in dataclasses.fields(agent.config) if field.name != "device"]
+    fields = [field.name for field in dataclasses.fields(agent.config)]
     fields = [field for field in fields if name not in WITHOUT_GOALS or not field.startswith("hindsight_")]
-    fields = [field for field in fields if field not in WITHOUT.get(name, ())]
+    fields = [field for field in fields if field not in ("device", "devices", *WITHOUT.get(name, ()))]
     here = {*own, *vars(type(agent.config))["__annotations__"]}
     place = [*SMALL].index(name)
     fields = [f for at, f in enumerate(fields) if (0 if f in here else (place + at) % 2) == which]

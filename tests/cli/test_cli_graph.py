@@ -112,6 +112,20 @@ def test_what_build_made_is_drawn_with_its_own_nodes(repertory, tmp_path, monkey
     assert code == 0 and {"watcher", "other_learner", "PyNode(watch)"} <= texts
 
 
+def test_devices_and_what_crosses_between_them_are_shown(repertory, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    flags = ("--devices", "q_network.encoder=cuda:0", "--batch-size", "10")
+    code, text, _ = repertory("graph", "dqn", *flags)
+    # Four numbers to the encoder and back: of each observation, and twice of each next one.
+    placed = "on cpu, q_network.encoder on cuda:0; 960 bytes cross per learner step"
+    assert code == 0 and re.search(rf"\n  learner .*\n +{placed}\n", text)
+    for form in ("svg", "mermaid"):
+        code, text, _ = repertory("graph", "dqn", *flags, "--format", form)
+        assert code == 0 and placed in text
+    code, _, error = repertory("graph", "dqn", "--devices", "torso=cuda:0")
+    assert code == 2 and "devices: got 'torso', expected the beginning" in error
+
+
 CUDA = "from agents import dqn; make = lambda: dqn.DQN(dqn.DQNConfig(device='cuda'))"
 
 

@@ -1,7 +1,7 @@
 """What is asked of every agent's config: each field changes something, and refuses what makes no sense.
 
-A table holds, for each field but `device`: another value than the default (None: the other of True and
-False), a probe (agent and spec to arrays or text) that shows it, and what has to be set for it to matter.
+A table holds, for each field but `device` and `devices`: another value than the default (None: the other of
+True and False), a probe (agent and spec to arrays or text) that shows it, and what it needs to matter.
 """
 
 import contextlib
@@ -297,6 +297,7 @@ WRONG = {
         ((3,), "demonstrations"),
         ((1.0, 1.5), "exploration_correlation"),
         (("gpu", None), "device"),
+        (({"torso": "gpu"}, {"torso": 1.5}, "cpu"), "devices"),
         (("observation=pixels", 1), "inputs"),
         ((NAN,), "target_entropy v_min"),
         ((INF,), "v_max"),

@@ -1,6 +1,7 @@
 """Every network, built from specs and checked by `check_component`."""
 
 import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from dm_env import specs as dm_specs
 
 from framework import networks
+from framework.environments.testing import make_spec
 from framework.testing import check_component
 
 VECTOR = dm_specs.Array((5,), np.float32)
@@ -20,6 +22,43 @@ NESTED = {
 IMAGE = dm_specs.BoundedArray((4, 40, 48), np.uint8, 0, 255)
 VALUES = functools.partial(networks.QNetwork, NESTED, 3, (8, 8))
 POLICY = functools.partial(networks.PolicyNetwork, NESTED, (8,))
+WITH_ACTION = (NESTED, dm_specs.BoundedArray((2,), np.float32, -1, 1))
+TARGETS = networks.Targets(NESTED)
+
+
+class Of(torch.nn.Module):
+    """A network that is called by `call(network, inputs)`."""
+
+    def __init__(self, network, call):
+        super().__init__()
+        self.network, self._call = network, call
+
+    def forward(self, inputs):
+        return self._call(self.network, inputs)
+
+
+class Core(networks.RecurrentCore):
+    """A memory whose state is no output of an unroll."""
+
+    def unroll(self, inputs, state, starts):
+        return super().unroll(inputs, state, starts)[0]
+
+
+def embeddings():
+    return networks.StateActionEmbeddings(NESTED, 2, 5, (8,))
+
+
+def embedded(network, inputs):
+    state = network.state(inputs[0])
+    return state, network(state, inputs[1])
+
+
+def estimates(critics, inputs):
+    return critics(*inputs).movedim(0, -1)  # The axis of the critics is the first one.
+
+
+CRITICS = functools.partial(networks.Critics, NESTED, 2, (8,))
+EMBEDDED = functools.partial(networks.EmbeddedCritics, NESTED, 2)
 
 # Name, what makes it, and what it takes.
 COMPONENTS = {
@@ -47,12 +86,33 @@ COMPONENTS = {
     "squashed policy": (lambda: POLICY(lambda width: networks.SquashedGaussianHead(width, 2)), NESTED),
     "softplus policy": (lambda: POLICY(lambda width: networks.SoftplusGaussianHead(width, 2)), NESTED),
     "deterministic policy": (lambda: POLICY(lambda width: networks.DeterministicHead(width, 2)), NESTED),
+    "bounded policy": (lambda: POLICY(lambda width: networks.BoundedGaussianHead(width, 2)), NESTED),
+    "values without hidden layers": (lambda: networks.QNetwork(NESTED, 3, (), dueling=True), NESTED),
+    "quantiles": (lambda: networks.ImplicitQuantileNetwork(NESTED, 3, [0.3, 0.7], (8,)), NESTED),
+    "actor and critic": (lambda: networks.ActorCritic(make_spec(NESTED), (8,)), NESTED),
+    "critics": (lambda: Of(CRITICS(count=3), estimates), WITH_ACTION),
+    "critics of distributions": (lambda: Of(CRITICS(outputs_per_action=4), estimates), WITH_ACTION),
+    "embeddings": (lambda: Of(embeddings(), embedded), WITH_ACTION),
+    "embedded policy": (lambda: networks.EmbeddedPolicy(NESTED, 2, embeddings(), (6, 6)), NESTED),
+    "embedded critics": (lambda: Of(EMBEDDED(embeddings(), (6, 6), count=3), estimates), WITH_ACTION),
+    "two-hot": (lambda: networks.TwoHotHead(5, [8], 9), VECTOR),
+    "picture encoder": (
+        lambda: Of(networks.Encoder(TARGETS, [8], 2), lambda network, inputs: network(*TARGETS(inputs))),
+        NESTED,
+    ),
+    "picture decoder": (lambda: networks.Decoder(5, TARGETS, [8], 2), VECTOR),
 }
+# These compute `[..., *]`: `[B, T, ...]`, too.
+OF_TIME = ("encoder", "mlp", "values", "gaussian policy", "critics", "embedded policy", "embedded critics")
 RECURRENT = {
     "encoder": lambda: networks.RecurrentEncoder(NESTED, (8,), 6),
     "encoder of two layers": lambda: networks.RecurrentEncoder(NESTED, (8,), 6, lstm_layers=2),
     "values": lambda: networks.RecurrentQNetwork(NESTED, 3, (8,), 6, (8,)),
 }
+CORES = {kind: functools.partial(Core, 5, 4, kind) for kind in ("lstm", "gru")}
+# `Moments`, `ObservationNormalizer`, `RewardScale` and `ReturnRange` learn nothing by gradients, and
+# `RSSM` takes the noise of its samples: they have tests of their own.
+ELSEWHERE = {"Moments", "ObservationNormalizer", "RewardScale", "ReturnRange", "RSSM", "Dropout"}
 
 
 def noisy_mlp():
@@ -66,9 +126,31 @@ def test_a_network_keeps_rows_apart_and_passes_gradients(make, spec):
     check_component(make, spec, export=False)
 
 
+@pytest.mark.parametrize("name", OF_TIME)
+def test_a_network_takes_the_axis_of_time(name):
+    check_component(*COMPONENTS[name], time=True, export=False)
+
+
 @pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
 def test_an_unroll_equals_its_steps(make):
     check_component(make, NESTED, recurrent=True, export=False)
+
+
+@pytest.mark.parametrize("make", CORES.values(), ids=CORES)
+def test_an_unroll_of_a_memory_equals_its_steps(make):
+    check_component(make, VECTOR, recurrent=True, export=False)
+
+
+def test_every_public_network_is_here():
+    made = [make() for make, _ in COMPONENTS.values()] + [
+        make() for make in (*RECURRENT.values(), *CORES.values())
+    ]
+    known = {kind for each in made for module in each.modules() for kind in type(module).__mro__}
+    public = {name: each for name, each in vars(networks).items() if inspect.isclass(each)}
+    missing = {
+        name for name, each in public.items() if issubclass(each, torch.nn.Module) and each not in known
+    }
+    assert missing == ELSEWHERE
 
 
 @pytest.mark.release  # Each is compiled.

@@ -1,4 +1,4 @@
-"""Embeddings of observations and actions: their scale, their shapes, and the copies of policy and critics."""
+"""Embeddings of observations and actions: their scale, and the copies of policy and critics."""
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ from framework import networks
 OBSERVATIONS = {"image": dm_specs.Array((8, 8, 1), np.uint8), "position": dm_specs.Array((3,), np.float32)}
 
 
-def observe(*leading):
+def observe(count):
     return {
-        "image": torch.randint(0, 255, (*leading, 8, 8, 1), dtype=torch.uint8),
-        "position": torch.randn(*leading, 3),
+        "image": torch.randint(0, 255, (count, 8, 8, 1), dtype=torch.uint8),
+        "position": torch.randn(count, 3),
     }
 
 
@@ -32,16 +32,6 @@ def test_an_observation_has_an_embedding_of_mean_size_one(embeddings):
     state = embeddings.state(observe(4))
     assert state.shape == (4, 5)
     torch.testing.assert_close(state.abs().mean(-1), torch.ones(4))
-    assert embeddings(state, torch.zeros(4, 2)).shape == (4, 5)
-
-
-def test_policy_and_critics_take_nests_and_any_leading_axes(embeddings):
-    policy = networks.EmbeddedPolicy(OBSERVATIONS, 2, embeddings, (6, 6))
-    critics = networks.EmbeddedCritics(OBSERVATIONS, 2, embeddings, (6, 6), count=3)
-    for leading in ((4,), (2, 4)):
-        action = policy(observation := observe(*leading))
-        assert action.shape == (*leading, 2) and action.abs().max() < 1
-        assert critics(observation, action).shape == (3, *leading)
 
 
 @pytest.mark.parametrize("kind", ["policy", "critics"])
