@@ -13,10 +13,11 @@ import tree
 from dm_env import specs as dm_specs
 from torch import nn
 from torch.func import functional_call, vmap
+from typing_extensions import Self
 
 from agents.maml import MAMLNetworks, MAMLPolicy, MetaAgent, MetaConfig, Rows, collect
 from framework import config_checks as check
-from framework import core, learners, losses, networks
+from framework import core, learners, losses, networks, specs
 from framework.flow import Flow, Node, Par, alternate
 from framework.learners.dynamics import DynamicsLearner
 from framework.losses.meta import Parameters
@@ -72,6 +73,7 @@ class MBMPONetworks(nn.Module):
                 f"observation spec: got {spec.observations!r}, expected numbers, which the models of MB-MPO "
                 "predict. Use Dreamer for pictures."
             )
+        self._limit = 1.0 if np.isfinite(specs.bounds(spec.actions)).all() else np.inf
         width = self.encoder.output_size
         self.policy = MAMLNetworks(config, spec._replace(observations=dm_specs.Array((width,), np.float32)))
         self.models = networks.DynamicsEnsemble(
@@ -91,7 +93,7 @@ class MBMPONetworks(nn.Module):
 
     def vectors(self, drawn: torch.Tensor) -> torch.Tensor:
         """Sampled actions as the models see them, `[..., A]`: as the environment clips them."""
-        return self.actions.vectors(drawn).clamp(-1.0, 1.0)
+        return self.actions.vectors(drawn).clamp(-self._limit, self._limit)
 
 
 class Imagination(nn.Module):
@@ -210,11 +212,15 @@ class MBMPO(MetaAgent):
     config: MBMPOConfig = MBMPOConfig()
     worker_class = ModelWorker
 
-    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
-        if len(workers) > self.config.models:
+    def decided(self, config: Any, recorded: Mapping[str, Any]) -> tuple[Self, list[str]]:
+        if config.num_actors > self.config.models:
             raise ValueError(
-                f"num_actors: got {len(workers)}, expected at most {self.config.models}, the models."
+                f"num_actors: got {config.num_actors}, expected at most {self.config.models}, the number of "
+                "models, which the workers share out."
             )
+        return super().decided(config, recorded)
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
         real = Par(workers, ModelWorker.sample_adapted).sync().map(concatenate).map(learner.step)
         imagined = Par(workers, ModelWorker.imagine).sync().map(concatenate).map(learner.step)
         return alternate(real, imagined, weights=(1, self.config.meta_steps))
