@@ -296,8 +296,8 @@ PRESETS: Mapping[str, Preset] = {
             "num_actors": 1,
             "envs_per_actor": 1,
             "learner_log_period": 21,
-            "max_env_steps": 15_000,
-            "evaluate_period": 3_000,
+            "max_env_steps": 10_000,
+            "evaluate_period": 2_000,
         },
     ),
 }
