@@ -179,11 +179,8 @@ class MBMPOLearner(core.Learner):
             self._learners["policy"].env_steps = self.env_steps
             self._metrics |= self._learners["policy"].step(batch).metrics
         else:
-            metrics = (
-                self._learners["models"]
-                .step(batch._replace(data=self._networks.transitions(batch.data)))
-                .metrics
-            )
+            real = batch._replace(data=self._networks.transitions(batch.data))
+            metrics = self._learners["models"].step(real).metrics
             self._metrics |= {f"models/{name}": value for name, value in metrics.items()}
         return StepResult(dict(self._metrics), None)
 
