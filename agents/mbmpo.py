@@ -150,8 +150,7 @@ class ModelWorker(RolloutWorker):
 
     def imagine(self) -> ReplaySample:
         """`Rows` `[models, rounds, B, T, ...]` with the newest parameters, in numpy."""
-        with self._busy:
-            self.collector.update()
+        with self.granted(0):  # It takes the newest parameters.
             rows, _ = self._imagine(1 + self.agent.config.inner_steps)
         data = tree.map_structure(lambda *leaves: torch.stack(leaves, 1).numpy(), *rows)
         return ReplaySample(SampleInfo(*np.zeros((5, len(self._models)))), data)
@@ -223,7 +222,7 @@ class MBMPO(MetaAgent):
         return alternate(real, imagined, weights=(1, self.config.meta_steps))
 
     def make_networks(self, spec: EnvironmentSpec) -> MBMPONetworks:
-        members = ("actions", "encoder", "policy.encoder", "models.predict", "vectors")
+        members = ("actions", "encoder", "policy.encoder", "models.predict", "vectors", "transitions")
         return self.custom_networks(spec, MBMPONetworks, members)
 
     def make_policy(self, networks: MBMPONetworks, evaluation: bool = False) -> MAMLPolicy:

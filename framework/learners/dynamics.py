@@ -72,9 +72,9 @@ class DynamicsLearner(SGDLearner):
                 output, norm = self._minimize(batch._replace(data=parts), self._context())
             for own, each in zip(kept, parameters, strict=True):
                 own[improves] = each.detach()[improves]
+            # A model that has stopped keeps its error, which is above the average: that does not fall again.
             errors = torch.where(improves, self._errors(data), errors)
-            averages, fell = losses.rolling_validation(averages, errors, self._persistence)
-            improves = improves & fell
+            averages, improves = losses.rolling_validation(averages, errors, self._persistence)
             if epoch == self._epochs or not improves.any():
                 break
         with torch.no_grad():

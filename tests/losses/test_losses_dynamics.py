@@ -22,9 +22,10 @@ def test_a_model_stops_where_the_weighted_mean_of_its_errors_rises():
     errors = np.array([[4.0, 3.0, 2.0, 9.0, 1.0], [4.0, 5.0, 6.0, 6.5, 7.0]])
     averages, fell = torch.from_numpy(1.5 * errors[:, 0]), []
     for now in errors[:, 1:].T:
-        averages, each = losses.rolling_validation(averages, torch.from_numpy(now), 0.5)
+        averages, each = losses.rolling_validation(averages, torch.from_numpy(now), 0.25)
         fell.append(each.tolist())
-    weights = 0.5 ** np.array([4, 4, 3, 2, 1])  # Of 1.5 times the first error, then of the others.
+    # Of 1.5 times the first error, then of the others.
+    weights = np.array([0.25**4, *(0.75 * 0.25**age for age in (3, 2, 1, 0))])
     weighted = np.concatenate([1.5 * errors[:, :1], errors[:, 1:]], 1) @ weights
     np.testing.assert_allclose(averages, weighted)
     assert fell == [[True, True], [True, False], [False, False], [True, False]]
