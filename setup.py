@@ -136,6 +136,7 @@ setup(
             "iql=agents.iql:IQL",
             "maml=agents.maml:MAML",
             "mappo=agents.mappo:MAPPO",
+            "mbmpo=agents.mbmpo:MBMPO",
             "mpo=agents.mpo:MPO",
             "ppo=agents.ppo:PPO",
             "ppo_dqn=agents.ppo_dqn:PPODQN",

@@ -31,15 +31,9 @@ from framework.workers.collector import Collector
 
 
 @dataclass(frozen=True)
-class MAMLConfig(AgentConfig):
-    """Settings of MAML, in addition to `AgentConfig`'s.
+class MetaConfig(AgentConfig):
+    """Settings of agents with inner and outer steps, in addition to `AgentConfig`'s."""
 
-    A learner step uses `tasks_per_worker` tasks of every worker.
-    """
-
-    # Data.
-    tasks_per_worker: int = 10  # Tasks of a worker in a learner step. More: less noise, longer rounds.
-    unroll_length: int = 100  # Steps of an env in a task, before and after each inner step.
     gae_lambda: float = 1.0  # 0 trusts the linear baseline, 1 the returns: less bias, more variance.
 
     # The inner step, which adapts to a task.
@@ -53,10 +47,6 @@ class MAMLConfig(AgentConfig):
     learning_rate: float = 2e-3  # Initial learning rate of Adam.
     max_gradient_norm: float | None = 10.0  # Larger gradients are scaled down to this.
 
-    # Evaluation.
-    evaluation_tasks: int = 20  # Tasks of an evaluation, with `num_evaluation_episodes` episodes in each.
-    evaluation_inner_steps: int = 1  # Inner steps before these episodes.
-
     # Networks.
     hidden_sizes: tuple[int, ...] = (64, 64)  # Hidden layers of the policy.
     activation: str = "relu"  # Activation of the hidden layers: relu, tanh, elu or silu.
@@ -64,20 +54,34 @@ class MAMLConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.at_least(self, 0, "inner_steps", "inner_learning_rate", "evaluation_inner_steps")
-        check.at_least(self, 1, "tasks_per_worker", "epochs", "minibatch_tasks", "evaluation_tasks")
-        check.at_least(self, 1, "hidden_sizes")
-        check.at_least(self, 2, "unroll_length")
+        check.at_least(self, 0, "inner_steps", "inner_learning_rate")
+        check.at_least(self, 1, "epochs", "minibatch_tasks", "hidden_sizes")
         check.above(self, 0, "initial_std")
         check.fraction(self, "gae_lambda")
         check.between(self, 0, 1, "clip")
         check.one_of(self, networks.ACTIVATIONS, "activation")
 
 
+@dataclass(frozen=True)
+class MAMLConfig(MetaConfig):
+    """Settings of MAML. A learner step uses `tasks_per_worker` tasks of every worker."""
+
+    tasks_per_worker: int = 10  # Tasks of a worker in a learner step. More: less noise, longer rounds.
+    unroll_length: int = 100  # Steps of an env in a task, before and after each inner step.
+    evaluation_tasks: int = 20  # Tasks of an evaluation, with `num_evaluation_episodes` episodes in each.
+    evaluation_inner_steps: int = 1  # Inner steps before these episodes.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, 0, "evaluation_inner_steps")
+        check.at_least(self, 1, "tasks_per_worker", "evaluation_tasks")
+        check.at_least(self, 2, "unroll_length")
+
+
 class MAMLNetworks(nn.Module):
     """The policy, `forward`, and the `encoder` of observations, in whose output the baseline is linear."""
 
-    def __init__(self, config: MAMLConfig, spec: EnvironmentSpec):
+    def __init__(self, config: MetaConfig, spec: EnvironmentSpec):
         super().__init__()
         self.actions = networks.make_actions(spec.actions)
         self.encoder = networks.ObservationEncoder(spec.observations)
@@ -97,9 +101,9 @@ class MAMLPolicy(TorchPolicy):
     Extras of each step: the `log_prob` of the action, and the unclipped `action` if it is continuous.
     """
 
-    networks: MAMLNetworks
+    networks: Any
 
-    def __init__(self, networks: MAMLNetworks, evaluation: bool = False):
+    def __init__(self, networks: Any, evaluation: bool = False):
         super().__init__(networks, networks.actions)
         self._greedy = evaluation
 
@@ -162,28 +166,13 @@ def collect(collector: Collector, step: Callable[[], Any], dataset: Dataset, len
     return next(dataset)
 
 
-class MAML(OnPolicyAgent):
-    """Model-agnostic meta-learning for the environments of `tasks:`.
+class MetaAgent(OnPolicyAgent):
+    """Inner steps, and an outer step that differentiates through them, on `Rows` of several tasks."""
 
-    Every worker collects `unroll_length` steps of its envs in a task, adapts the policy by an inner step of
-    policy gradient, and collects again with the adapted policy. The learner improves the return *after* the
-    inner step: it differentiates through that step, and makes several passes with PPO's clipped objective.
-    """
-
-    config: MAMLConfig = MAMLConfig()  # type: ignore[assignment]  # Has no value network.
-    worker_class = TaskWorker
+    config: MetaConfig  # type: ignore[assignment]  # Has no value network.
     preload = ("torch._dynamo",)  # Which torch.func.grad imports, in nearly two CPU seconds.
 
-    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
-        return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
-
-    def environment_wrappers(self) -> Sequence[Any]:
-        return (require_tasks,)  # Others are refused before a node starts.
-
-    def make_networks(self, spec: EnvironmentSpec) -> MAMLNetworks:
-        return self.custom_networks(spec, MAMLNetworks, ("actions", "encoder", "forward"))
-
-    def make_policy(self, networks: MAMLNetworks, evaluation: bool = False) -> MAMLPolicy:
+    def make_policy(self, networks: Any, evaluation: bool = False) -> MAMLPolicy:
         return MAMLPolicy(networks, evaluation)
 
     def make_learner(self, networks: MAMLNetworks, spec: EnvironmentSpec) -> learners.MinibatchLearner:
@@ -239,13 +228,11 @@ class MAML(OnPolicyAgent):
 
     def loss(self, networks: MAMLNetworks, rows: Rows, context: LossContext) -> LossOutput:
         """The mean over tasks, `[tasks, rounds, B, T, ...]`, of the surrogate after the inner steps."""
-        parameters = dict(networks.named_parameters())
+        parameters, count = dict(networks.named_parameters()), 1 + self.config.inner_steps
 
         def surrogate(rounds: Rows) -> losses.Surrogate:
             adapted: Parameters = parameters
-            *before, rows = (
-                tree.map_structure(operator.itemgetter(k), rounds) for k in range(self.config.inner_steps + 1)
-            )
+            *before, rows = (tree.map_structure(operator.itemgetter(k), rounds) for k in range(count))
             for each in before:
                 adapted = self.adapt(networks, adapted, each)
             log_probs, clip = self._log_probs(networks, adapted, rows), self.config.clip
@@ -257,6 +244,27 @@ class MAML(OnPolicyAgent):
     def _log_probs(self, networks: MAMLNetworks, parameters: Parameters, rows: Rows) -> torch.Tensor:
         policy = torch.func.functional_call(networks, dict(parameters), (rows.observation,))
         return policy.log_prob(rows.action)
+
+
+class MAML(MetaAgent):
+    """Model-agnostic meta-learning for the environments of `tasks:`.
+
+    Every worker collects `unroll_length` steps of its envs in a task, adapts the policy by an inner step of
+    policy gradient, and collects again with the adapted policy. The learner improves the return *after* the
+    inner step: it differentiates through that step, and makes several passes with PPO's clipped objective.
+    """
+
+    config: MAMLConfig = MAMLConfig()
+    worker_class = TaskWorker
+
+    def plan(self, workers: Sequence[Node], learner: PlanLearner) -> Flow:
+        return Par(workers, TaskWorker.sample_tasks).sync().map(concatenate).map(learner.step)
+
+    def environment_wrappers(self) -> Sequence[Any]:
+        return (require_tasks,)  # Others are refused before a node starts.
+
+    def make_networks(self, spec: EnvironmentSpec) -> MAMLNetworks:
+        return self.custom_networks(spec, MAMLNetworks, ("actions", "encoder", "forward"))
 
     def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
         """Raises ValueError: a session does not know the tasks of its environments."""

@@ -182,6 +182,7 @@ ROWS = {
     "pendulum-simba": Row("simba", "gymnasium:Pendulum-v1", 8_000, -200),
     "pendulum-simba-v2": Row("simba_v2", "gymnasium:Pendulum-v1", 8_000, -200),
     "pendulum-tqc": Row("tqc", "gymnasium:Pendulum-v1", 8_000, -200, published="Zoo −151.3 at 20k"),
+    "pendulum-mbmpo": Row("mbmpo", "gymnasium:Pendulum-v1", 10_000, -200),
     "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
     # Learner steps on data.

@@ -16,6 +16,7 @@ from agents.dqn import DQN, DQNConfig
 from agents.impala import IMPALA, IMPALAConfig
 from agents.iqn import IQN, IQNConfig
 from agents.maml import MAML
+from agents.mbmpo import MBMPO
 from agents.ppo import PPO, PPOConfig
 from agents.ppo_dqn import PPODQN
 from agents.r2d2 import R2D2, R2D2Config
@@ -385,7 +386,7 @@ def test_the_steps_before_an_interrupted_one_count(monkeypatch):
     assert session.learner_steps == 2
 
 
-@pytest.mark.parametrize("agent", [MAML, PPODQN])
+@pytest.mark.parametrize("agent", [MAML, MBMPO, PPODQN])
 def test_agents_that_no_session_can_drive_are_refused(agent):
     with pytest.raises(ValueError, match=f"session: got {agent.__name__}, which"):
         agent().session(SPEC)

@@ -28,6 +28,8 @@ from framework.losses.dreamer import symlog as symlog
 from framework.losses.dreamer import two_hot_loss as two_hot_loss
 from framework.losses.dreamer import two_hot_mean as two_hot_mean
 from framework.losses.dreamer import unimix as unimix
+from framework.losses.dynamics import ensemble_errors as ensemble_errors
+from framework.losses.dynamics import rolling_validation as rolling_validation
 from framework.losses.embeddings import embedding_loss as embedding_loss
 from framework.losses.entropy import categorical_entropy as categorical_entropy
 from framework.losses.entropy import categorical_kl as categorical_kl

@@ -23,6 +23,7 @@ from framework.networks.distributions import DiagonalGaussian as DiagonalGaussia
 from framework.networks.distributions import MultiCategorical as MultiCategorical
 from framework.networks.distributions import SquashedGaussian as SquashedGaussian
 from framework.networks.distributions import draw as draw
+from framework.networks.dynamics import DynamicsEnsemble as DynamicsEnsemble
 from framework.networks.embeddings import EmbeddedCritics as EmbeddedCritics
 from framework.networks.embeddings import EmbeddedPolicy as EmbeddedPolicy
 from framework.networks.embeddings import StateActionEmbeddings as StateActionEmbeddings

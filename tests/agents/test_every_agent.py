@@ -323,6 +323,10 @@ PROGRAMS = {
     ),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "mappo": ({**ON, "share_parameters": False}, "multi_agent:CartPole"),
+    "mbmpo": (
+        {**ON, "models": 2, "meta_steps": 2, "imagined_envs": 2, "horizon": 4, "model_epochs": 2},
+        FakeEnvironment,
+    ),
     "ppo_dqn": (
         {
             "ppo": {"unroll_length": 8, "epochs": 1, "hidden_sizes": (8,)},

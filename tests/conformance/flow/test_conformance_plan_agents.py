@@ -17,6 +17,7 @@ from agents.apex import ApeX, ApeXConfig
 from agents.dqn import DQNConfig
 from agents.impala import IMPALAConfig
 from agents.maml import MAML, MAMLConfig
+from agents.mbmpo import MBMPO, MBMPOConfig
 from agents.ppo import PPOConfig
 from examples.flows import DQNPlan, IMPALAPlan, PPOPlan
 from framework.environments.tasks import Navigation2D
@@ -27,6 +28,7 @@ from framework.programs import RunConfig, make_program
 
 UNROLLS = {"unroll_length": 8, "hidden_sizes": (8,)}
 ITEMS = {"min_replay_size": 50, "batch_size": 16, "samples_per_insert": 2.0}
+IMAGINED = {"meta_steps": 2, "imagined_envs": 3, "horizon": 4}
 OFF_POLICY = {**ITEMS, "insert_burst": 64, "hidden_sizes": (8,)}
 AGENTS = {
     "a2c": A2C(A2CConfig(**UNROLLS)),
@@ -38,6 +40,8 @@ AGENTS = {
     "ppo": PPOPlan(PPOConfig(**UNROLLS, epochs=2, minibatch_size=16)),
     # 4 steps before and 4 after the inner step.
     "maml": MAML(MAMLConfig(unroll_length=4, tasks_per_worker=1, evaluation_tasks=2, hidden_sizes=(8,))),
+    # Each of two workers has one of two models.
+    "mbmpo": MBMPO(MBMPOConfig(**UNROLLS, **IMAGINED, models=2, model_hidden_sizes=(8,), model_epochs=2)),
 }
 ASYNCHRONOUS = ("a3c", "apex", "dqn", "impala")
 # A round of a synchronous plan is 2 * 3 * 8 env steps, some of them resets. 20 steps are left at the end.
@@ -73,7 +77,7 @@ def curve(agent, directory, engine):
         {name: value for name, value in row.items() if not name.startswith(("time/", "acting_"))}
         for row in learner
     ]
-    assert all("loss" in row for row in learned)
+    assert all("loss" in row or "models/loss" in row for row in learned)
     # The steps after the last round go to the worker that asks first.
     acted = [(row["label"], row["steps"], row.get("episode_return")) for actor in actors for row in actor]
     acted = [row for row in acted if row[1] < 200]
