@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
