@@ -157,6 +157,46 @@ def test_a_policy_acts_with_the_variables_that_it_names_and_repeats_from_its_see
     np.testing.assert_array_equal(again.step(observation, ())[0], greedy.step(observation, ())[0])
 
 
+CHANGED = {
+    "dqn": {
+        "huber_delta": 0.01,
+        "double": False,
+        "layer_norm": False,
+        "hidden_sizes": (9,),
+        "discount": 0.9,
+        "max_gradient_norm": None,
+        "target_update_rate": 0.5,
+        "target_update_period": 2,
+        "adam_epsilon": 0.1,
+        "learning_rate": 0.1,
+        "learning_rate_decay": 2,
+    },
+    "ppo": {
+        "gae_lambda": 0.9,
+        "normalize_advantages": False,
+        "clip": 0.01,
+        "value_coefficient": 9.0,
+        "epochs": 3,
+        "entropy_coefficient": 0.0,
+        "minibatch_size": 4,
+        "activation": "relu",
+        "reward_clip": 0.1,
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name in AGENTS for field in CHANGED[name]])
+def test_every_field_changes_what_is_learned(name, field):
+    found = []
+    for fields in ({}, {field: CHANGED[name][field]}):
+        learner = make_learner(small(name, **{"learning_rate": 0.3, **fields}))
+        for number, batch in enumerate(batches(name, 3)):
+            learner.env_steps = number
+            learner.step(batch)
+        found.append(np.concatenate([leaf.ravel() for leaf in learner.save()["networks"].values()]))
+    assert found[0].shape != found[1].shape or not np.array_equal(*found)
+
+
 def normalizing(config, spec):
     """A network with statistics, which no gradient changes."""
     from keras import Sequential, layers
