@@ -21,6 +21,7 @@ ENVPOOL = [f"envpool>=1; {marker('envpool')}"]
 EXAMPLES = ["optuna>=4"]
 # Policies as ONNX files, and over HTTP.
 EXPORT = ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"]
+KERAS = ["keras>=3.12"]
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "httptools>=0.6"]
 WANDB = ["wandb>=0.18"]
 # What runs the notebooks in examples/notebooks; a user of Jupyter has these.
@@ -35,6 +36,7 @@ TEST = [
     *PETTINGZOO,
     *SLURM,
     *EXPORT,
+    *KERAS,
     *SERVE,
     "pytest>=8",
     "pytest-cov",
@@ -95,6 +97,9 @@ setup(
         "slurm": SLURM,
         "notebooks": NOTEBOOKS,
         "export": EXPORT,
+        "keras": KERAS,
+        "keras-tensorflow": [*KERAS, "tensorflow>=2.18"],
+        "keras-jax": [*KERAS, "jax>=0.5"],
         "serve": SERVE,
         "pettingzoo": PETTINGZOO,
         "open-spiel": ["open-spiel>=1.5"],
@@ -134,6 +139,8 @@ setup(
             "impala=agents.impala:IMPALA",
             "iqn=agents.iqn:IQN",
             "iql=agents.iql:IQL",
+            "keras_dqn=agents.keras_dqn:KerasDQN",
+            "keras_ppo=agents.keras_ppo:KerasPPO",
             "maml=agents.maml:MAML",
             "mappo=agents.mappo:MAPPO",
             "mbmpo=agents.mbmpo:MBMPO",

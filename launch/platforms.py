@@ -54,6 +54,12 @@ def has(ability: str) -> bool:
     return ability not in without and ABILITIES[ability]()
 
 
+def is_single_threaded() -> bool:
+    """Returns whether this process has no thread but this one, as far as the system tells."""
+    threads = "/proc/self/task"
+    return not os.path.isdir(threads) or len(os.listdir(threads)) == 1
+
+
 def machine() -> str:
     """Returns the name of the processor's architecture, such as `x86_64` or `arm64`."""
     return os.environ.get("REPERTORY_PLATFORM_MACHINE") or platform.machine()

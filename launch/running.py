@@ -125,8 +125,9 @@ def launch(
         with `min_nodes`; None never checks.
       directory: folder of the run, for `logs/<group>-<index>.log` and `status.json`.
       preload: modules that the fork server imports once for all processes, instead of the program's;
-        None in both means torch if the launching process has imported it. They must not start threads or use
-        a GPU. Without effect where processes are not forked, see `launch.platforms`.
+        None in both means torch if the launching process has imported it. They must not use a GPU. Without
+        effect if they start threads or where processes are not forked (see `launch.platforms`): each node
+        is then a fresh interpreter.
 
     Returns:
       The first result that a node gave to `launch.stop(result)`, else None.

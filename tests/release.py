@@ -68,13 +68,21 @@ SUITES: dict[str, Suite] = {
     "python3.10": _on_python("3.10"),
     "python3.12": _on_python("3.12"),
     "python3.13": _on_python("3.13"),
-    "release": _on_back_end("py311", ".venv/bin/python -m pytest -n 2 -m release tests"),
+    "release": _on_back_end(
+        "py311", ".venv/bin/python -m pytest -n 2 -m release tests --ignore tests/backends"
+    ),
     # W&B and EnvPool are no part of the environment of `make test`.
     "extras": _on_back_end(
         "py311",
         ".venv/bin/python constraints/environment.py .venv-extras --extras test wandb envpool",
         ".venv-extras/bin/python -m pytest -m '' tests/loggers/test_loggers_wandb.py "
         "tests/environments/test_environments_envpool.py",
+    ),
+    # TensorFlow and JAX are no part of it either.
+    "keras": _on_back_end(
+        "py311",
+        ".venv/bin/python constraints/environment.py .venv-keras --extras test keras-tensorflow keras-jax",
+        ".venv-keras/bin/python -m pytest -m '' tests/backends",
     ),
     "notebooks": Suite(
         (

@@ -321,6 +321,8 @@ PROGRAMS = {
         },
         FakeEnvironment,
     ),
+    "keras_dqn": (REPLAY, FakeEnvironment),
+    "keras_ppo": ({**ON, "epochs": 2}, FakeEnvironment),
     "maml": ({**ON, "unroll_length": 5, "tasks_per_worker": 1, "evaluation_tasks": 2}, "tasks:Navigation2D"),
     "mappo": ({**ON, "share_parameters": False}, "multi_agent:CartPole"),
     "mbmpo": (

@@ -103,7 +103,7 @@ def test_every_field_changes_something(name, which):
     assert unchanged(agent, spec_of(name), {field: own.get(field) or FIELDS[field] for field in fields}) == []
 
 
-@pytest.mark.parametrize("name", [*SMALL, "apex", "dqfd", "maml", "mbmpo", "simba"])
+@pytest.mark.parametrize("name", [*SMALL, "apex", "dqfd", "keras_dqn", "keras_ppo", "maml", "mbmpo", "simba"])
 def test_a_value_that_makes_no_sense_is_refused(name):
     config = SMALL[name].config if name in SMALL else find_agent(name).make_config()
     fields = [field.name for field in dataclasses.fields(config) if field.name in WRONG]

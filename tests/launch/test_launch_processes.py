@@ -229,6 +229,15 @@ def test_what_processes_are_forked_with(given, imported):
         assert job.client("service").imported("colorsys", "torch", "wave") == imported
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_node_is_a_fresh_interpreter_where_a_fork_would_lose_threads(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "starts_a_thread.py").write_text(code)
+    with lp.start(service_program(), preload=["wave", "starts_a_thread"]) as job:
+        assert job.client("service").imported("wave", "starts_a_thread") == []
+
+
 def test_processes_are_forked_with_torch_if_the_launcher_has_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", sys)
     program = service_program()

@@ -8,7 +8,8 @@ server closes the services, kills the processes that do not end, and removes the
 the fork server dies, the nodes live on and the launcher stops them, so that their state is saved.
 
 Where forking is not safe (`launch.platforms`), it imports nothing and spawns the nodes: each is a fresh
-interpreter. All else is the same, because a node gets its code through its channel in either case.
+interpreter. It spawns them, too, if what it imported has started threads, which a fork would lose with their
+locks held. All else is the same, because a node gets its code through its channel in either case.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(descriptor: int) -> None:
     if platforms.has("fork"):
         for name in settings["preload"]:
             importlib.import_module(name)
-    _Parent(line, settings).serve()
+    _Parent(line, settings, platforms.has("fork") and platforms.is_single_threaded()).serve()
 
 
 def command(function: str, *arguments: Any) -> list[str]:
@@ -67,9 +68,10 @@ def begin_spawned(descriptor: int, log: str | None) -> NoReturn:
 
 
 class _Parent:
-    def __init__(self, line: Channel, settings: dict[str, Any]) -> None:
+    def __init__(self, line: Channel, settings: dict[str, Any], forks: bool) -> None:
         self._line = line
         self._settings = settings
+        self._start = self._fork if forks else self._spawn
         self._children: dict[int, int] = {}  # pid to the launcher's number for the process
         self._workers: set[int] = set()  # the numbers of processes that have work of their own
         self._graces: dict[int, float] = {}  # seconds to end if the launcher dies, by number
@@ -101,8 +103,7 @@ class _Parent:
     def _obey(self, request: dict[str, Any]) -> None:
         if "fork" in request:
             descriptor = self._line.descriptors.pop(0)
-            start = self._fork if platforms.has("fork") else self._spawn
-            pid = start(request, descriptor)
+            pid = self._start(request, descriptor)
             os.close(descriptor)
             self._children[pid] = request["fork"]
             self._graces[request["fork"]] = request["grace"]
