@@ -21,5 +21,6 @@ from framework.datasets.files import write_episodes as write_episodes
 from framework.datasets.mixture import Mixture as Mixture
 from framework.datasets.mixture import table_numbers as table_numbers
 from framework.datasets.recording import record as record
+from framework.datasets.tf_data import as_tf as as_tf
 from framework.replay import ReplaySample as ReplaySample
 from framework.replay import SampleInfo as SampleInfo

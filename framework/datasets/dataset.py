@@ -27,7 +27,7 @@ import tree
 
 from framework.config_checks import whole_number
 from framework.datasets.mixture import Mixture
-from framework.datasets.transfer import PinnedTransfer
+from framework.datasets.transfer import PinnedTransfer, Transfer
 from framework.replay.contracts import Batches, Source
 from framework.replay.errors import DeadlineExceededError, ServerClosed, ServerLost
 from launch.locks import InterruptSafeCondition
@@ -116,9 +116,9 @@ class Dataset:
         self._timeout, self._while_waiting = rate_limiter_timeout, while_waiting
         self._pad = ragged == "pad"
         self._device = device
-        self._pinned: PinnedTransfer | None = None
+        self._transfer: Transfer | None = None
         if device is not None and torch.device(device).type == "cuda":
-            self._pinned = PinnedTransfer(device)
+            self._transfer = PinnedTransfer(device)
         self._ended = False
         self._closed = False
         # What the thread that fetches ahead shares with the consumer.
@@ -168,7 +168,7 @@ class Dataset:
         except (DeadlineExceededError, ServerClosed):
             self._ended = True
             raise StopIteration from None
-        return sample if self._pinned is None else self._pinned.receive(sample)
+        return sample if self._transfer is None else self._transfer.receive(sample)
 
     def ready(self) -> bool:
         """Returns whether `next()` would return or end without waiting."""
@@ -213,8 +213,8 @@ class Dataset:
 
     def _fetch(self) -> _Batch:
         """Draws a batch and starts to copy it to the device."""
-        pinned, n, timeout = self._pinned, self.batch_size, self._timeout
-        out = None if pinned is None or self._pad else pinned.buffers(n)
+        transfer, n, timeout = self._transfer, self.batch_size, self._timeout
+        out = None if transfer is None or self._pad else transfer.buffers(n)
         began = time.monotonic()
         while True:
             left = timeout
@@ -238,7 +238,7 @@ class Dataset:
                 out = None
         try:
             if self._device is not None and out is None:
-                device = self._device if pinned is None else "cpu"
+                device = self._device if transfer is None else "cpu"
                 leaves = [
                     torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()).to(device)
                     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
@@ -246,7 +246,7 @@ class Dataset:
                     for leaf in tree.flatten(sample.data)
                 ]
                 sample = sample._replace(data=tree.unflatten_as(sample.data, leaves))
-            return sample if pinned is None else pinned.send(sample, out is not None), drawn
+            return sample if transfer is None else transfer.send(sample, out is not None), drawn
         except BaseException:
             self._source.give_back(drawn)
             raise

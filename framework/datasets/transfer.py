@@ -1,15 +1,73 @@
-"""Copies of batches to a GPU."""
+"""Copies of batches to a GPU, and the memory of those that TensorFlow takes."""
 
 from __future__ import annotations
 
 import collections
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from framework import nest as nests
-from framework.replay.types import ReplaySample, Sample
+from framework.replay.types import ReplaySample, Sample, SampleInfo
+
+_ALIGNMENT = 64  # bytes; `EIGEN_MAX_ALIGN_BYTES` of TensorFlow's wheels
+
+
+class Transfer(Protocol):
+    """Brings the samples of a `Dataset` to their place; see `PinnedTransfer`."""
+
+    def buffers(self, n: int) -> list[np.ndarray] | None: ...
+
+    def send(self, sample: Sample, buffered: bool) -> Any: ...
+
+    def receive(self, moving: Any) -> Sample: ...
+
+
+class AlignedTransfer:
+    """Makes a `Dataset` gather into memory that TensorFlow takes without a copy: at multiples of 64 bytes."""
+
+    def __init__(self) -> None:
+        self._info: _Block | None = None
+        self._data: _Block | None = None
+
+    def buffers(self, n: int) -> list[np.ndarray] | None:
+        """Returns new arrays to gather the next batch into; None before the first batch."""
+        return None if self._data is None else self._data.make()
+
+    def send(self, sample: Sample, buffered: bool) -> Sample:
+        """Returns the sample. What is not in `buffers()` is copied."""
+        data = sample.data
+        if self._info is None or not buffered:
+            leaves, structure = nests.flatten(data)
+            self._info, self._data = _Block(sample.info), _Block(leaves)
+            data = nests.packer(structure)(self._data.copy(leaves))
+        return sample._replace(info=SampleInfo(*self._info.copy(sample.info)), data=data)
+
+    def receive(self, moving: Sample) -> Sample:
+        return moving
+
+
+class _Block:
+    """Makes arrays like given ones in one piece of memory, because a search for a multiple takes time."""
+
+    def __init__(self, like: Sequence[np.ndarray]) -> None:
+        self._forms, self._size = [], _ALIGNMENT
+        for array in like:
+            self._forms.append((array.shape, array.dtype, self._size - _ALIGNMENT))
+            self._size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def make(self) -> list[np.ndarray]:
+        memory = np.empty(self._size, np.uint8)
+        first = -memory.__array_interface__["data"][0] % _ALIGNMENT
+        return [np.ndarray(shape, dtype, memory, first + begin) for shape, dtype, begin in self._forms]
+
+    def copy(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        made = self.make()
+        for to, array in zip(made, arrays, strict=True):
+            to[...] = array
+        return made
 
 
 class PinnedTransfer:

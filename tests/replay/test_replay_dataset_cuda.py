@@ -36,7 +36,7 @@ def test_batches_arrive_whole(prefetch):
         # What was handed out stays as it is when buffers are filled again.
         for sample in kept:
             np.testing.assert_array_equal(sample.data["y"][:, -1].cpu().numpy(), sample.info.priority)
-        assert len(dataset._pinned._free) <= prefetch + 3
+        assert len(dataset._transfer._free) <= prefetch + 3
 
 
 def test_mixed_and_padded_batches():
