@@ -44,7 +44,7 @@ class SpectralConv2d(Constrained, Module, nn.Conv2d):
     torch's `spectral_norm` makes one in each pass of `training`. Gradients pass through the singular value.
     """
 
-    _FIRST_ITERATIONS = 15  # Torch takes as many.
+    _FIRST_ITERATIONS = 15  # torch makes as many.
 
     left: torch.Tensor
     right: torch.Tensor
