@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from framework import adders, environments, replay
+from framework import adders, environments, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.testing import FakeEnvironment
 from framework.learners.device_map import place
@@ -40,7 +40,8 @@ def _experience(agent: TorchAgent, networks: Any, spec: EnvironmentSpec) -> Any:
     name = getattr(agent, "items_table", adders.QUEUE_TABLE)
     table = replay.Table.queue(name, 100 * (agent.items_per_step + agent.num_envs))
     client = replay.EmbeddedClient([table], concurrent=False)
-    adder = agent.make_adder(client, spec)
+    # Random frames are no stacks.
+    adder = agent.make_adder(client, spec._replace(observations=specs.unstacked(spec.observations)))
     actor = PolicyActor(agent.make_policy(networks), adder, num_envs=agent.num_envs, seed=0)
     loop = EnvironmentLoop(environment, actor, should_update=False)
     while table.info.current_size < agent.items_per_step:
