@@ -70,8 +70,10 @@ def makers(make: Callable[[], nn.Module]) -> list[Callable[[], Any]]:
         if isinstance(layer, nn.Linear):
             made.append(functools.partial(nn.Linear, layer.in_features, layer.out_features, bias))
         elif isinstance(layer, nn.Conv2d):
-            size = layer.in_channels, layer.out_channels, layer.kernel_size
-            made.append(functools.partial(nn.Conv2d, *size, bias=bias))
+            kernel: Any = layer.kernel_size
+            made.append(
+                functools.partial(nn.Conv2d, layer.in_channels, layer.out_channels, kernel, bias=bias)
+            )
         elif isinstance(layer, nn.LSTMCell | nn.GRUCell):
             made.append(functools.partial(type(layer), layer.input_size, layer.hidden_size))
         elif isinstance(layer, nn.LayerNorm):
@@ -81,11 +83,11 @@ def makers(make: Callable[[], nn.Module]) -> list[Callable[[], Any]]:
 
 def row(name: str, envs: int, seconds: float) -> str:
     agent_name, spec, call = CASES[name]
-    agent = find_agent(agent_name).make().for_program(envs)
+    agent: Any = find_agent(agent_name).make().for_program(envs)
     networks = agent.make_networks(spec)
     layers = makers(lambda: agent.make_networks(spec))
     ours, torchs = in_turns([lambda: agent.make_networks(spec), lambda: [make() for make in layers]], seconds)
-    policy = agent.make_policy(networks)
+    policy: Any = agent.make_policy(networks)
     leaves = tree.map_structure(
         lambda leaf: np.full((envs, *leaf.shape), 1, leaf.dtype),
         spec.observations,

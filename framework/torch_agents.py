@@ -229,9 +229,7 @@ class TorchAgent(core.Agent):
 
     def check_shards(self) -> None:
         if self.config.devices:
-            config_checks.refuse(
-                self.config, "devices", " with several learners, expected none. Leave it out."
-            )
+            config_checks.refuse(self.config, "devices", " with several learners, expected none of either.")
         if self.items_per_step % self.num_learners:
             raise ValueError(
                 f"num_learners: got {self.num_learners}, expected a divisor of {self.items_per_step}, the "

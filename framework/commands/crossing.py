@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from framework import adders, environments, replay
+from framework import adders, environments, replay, specs
 from framework.actors import EnvironmentLoop, PolicyActor
 from framework.environments.testing import FakeEnvironment
 from framework.learners.device_map import place
@@ -35,15 +35,14 @@ def crossed_bytes(agent: TorchAgent, spec: EnvironmentSpec, num_envs: int) -> in
 
 def _experience(agent: TorchAgent, networks: Any, spec: EnvironmentSpec) -> Any:
     """A batch of a learner step, of a policy in an environment of random observations."""
-    environment = environments.make(
-        FakeEnvironment, num_envs=agent.num_envs, seed=0, options={"spec": spec, "episode_length": 100}
-    )
+    options = {"spec": spec, "episode_length": 100}
+    environment = environments.make(FakeEnvironment, num_envs=agent.num_envs, seed=0, options=options)
     name = getattr(agent, "items_table", adders.QUEUE_TABLE)
     table = replay.Table.queue(name, 100 * (agent.items_per_step + agent.num_envs))
     client = replay.EmbeddedClient([table], concurrent=False)
-    actor = PolicyActor(
-        agent.make_policy(networks), agent.make_adder(client, spec), num_envs=agent.num_envs, seed=0
-    )
+    # Random frames are no stacks.
+    adder = agent.make_adder(client, spec._replace(observations=specs.unstacked(spec.observations)))
+    actor = PolicyActor(agent.make_policy(networks), adder, num_envs=agent.num_envs, seed=0)
     loop = EnvironmentLoop(environment, actor, should_update=False)
     while table.info.current_size < agent.items_per_step:
         loop.step()

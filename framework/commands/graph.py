@@ -65,11 +65,9 @@ def build(name: str, arguments: Sequence[str] = ()) -> tuple[list[Group], GraphO
         building.check_agent(agent, spec)
         groups = groups_of(building.build_program(agent, options.environment, config, options.engine))
     if isinstance(agent, TorchAgent) and getattr(agent.config, "devices", {}):
-        crossed = f"; {crossed_bytes(agent, spec, config.num_envs):,} bytes cross per learner step"
-        groups = [
-            dataclasses.replace(group, devices=group.devices + crossed * (group.label == "learner"))
-            for group in groups
-        ]
+        told = f"; {crossed_bytes(agent, spec, config.num_envs):,} bytes cross per learner step"
+        own_devices = {group.label: group.devices + told * (group.label == "learner") for group in groups}
+        groups = [dataclasses.replace(group, devices=own_devices[group.label]) for group in groups]
     return groups, own
 
 
@@ -87,13 +85,12 @@ def as_text(name: str, groups: Sequence[Group]) -> str:
     return "\n".join(lines)
 
 
-def _text(group: Group) -> str:
-    return html.escape(group.kind) + (f"<br/>{html.escape(group.devices)}" if group.devices else "")
-
-
 def as_mermaid(name: str, groups: Sequence[Group]) -> str:
     """Returns a Mermaid flowchart: a box per group, and an arrow from each caller to what it calls."""
     ids = {group.label: f"n{number}" for number, group in enumerate(groups)}
-    boxes = [f'  {ids[group.label]}["{group.title}<br/>{_text(group)}"]' for group in groups]
+    boxes = [
+        f'  {ids[group.label]}["{group.title}<br/>{html.escape(f"{group.kind} {group.devices}".strip())}"]'
+        for group in groups
+    ]
     arrows = [f"  {ids[group.label]} --> {ids[used]}" for group in groups for used in group.uses]
     return "\n".join(["---", f"title: {name}", "---", "flowchart TD", *boxes, *arrows])

@@ -84,14 +84,8 @@ def as_svg(name: str, groups: Sequence[Group]) -> str:
     services = [group for group in groups if group.label in SERVICES]
     edges = _edges(main)
     columns = _columns(main, edges)
-    width = (
-        max(
-            8.5 * max(len(group.title) for group in groups),
-            6 * max(len(g.kind + g.devices) for g in groups),
-            110,
-        )
-        + 16
-    )
+    longest = max(len(group.kind + group.devices) for group in groups)
+    width = max(8.5 * max(len(group.title) for group in groups), 6 * longest, 110) + 16
     spots, filled = {}, [0] * len(groups)  # The left edge and the middle of each box; boxes in each column.
     near = {(e.source, e.target) for e in edges if columns[e.target] == columns[e.source] + 1}
     over = [e for e in edges if columns[e.target] > columns[e.source] + 1]

@@ -76,9 +76,8 @@ class LossGradient:
         precision: Callable[[], contextlib.AbstractContextManager[Any]],
         device: torch.device | None = None,
     ):
-        self._device = device
         self.networks, self.parameters, self.loss_fn = networks, list(parameters), loss_fn
-        self.precision = precision
+        self.precision, self._device = precision, device
         self._small = sum(p.numel() for p in self.parameters) <= _SMALL
         self._checked = False
 

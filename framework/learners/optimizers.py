@@ -107,12 +107,10 @@ def by_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups, each divided into one for each device that its parameters are on."""
     parts = []
     for group in groups:
-        devices = dict.fromkeys([parameter.device for parameter in group["params"]])
-        if len(devices) < 2:
-            parts.append(group)
-            continue
-        for device in devices:
-            parts.append({**group, "params": [p for p in group["params"] if p.device == device]})
+        held = group["params"]
+        devices = dict.fromkeys([parameter.device for parameter in held])
+        several = [{**group, "params": [p for p in held if p.device == each]} for each in devices]
+        parts += several if len(devices) > 1 else [group]
     return parts
 
 

@@ -134,8 +134,8 @@ class SGDLearner(core.Learner):
             kinds = {torch.device(each).type for each in (self.device, *flat_names(devices or {}).values())}
             precision = functools.partial(_autocast, sorted(kinds), autocast_dtype)
         self._loss_fn = loss_fn
-        several = self.device if devices else None
-        self._eager = LossGradient(networks, self._parameters, loss_fn, precision, several)
+        norm_device = None if self._crossings is None else self.device
+        self._eager = LossGradient(networks, self._parameters, loss_fn, precision, norm_device)
         self._gradient = self._make_gradient(step_mode)
         self._partial_gradients = partial_gradients
         self._check_period = check_period

@@ -345,13 +345,10 @@ class RunFolder:
         config_file.replace(self.path / name, json.dumps(plain(content), indent=1) + "\n")
 
     def with_device(self, device: str) -> RunFolder:
-        """The run with its learner on `device`; the same run if its agent's config has no `device`."""
-        if "device" not in self.agent_config:
-            return self
-        settings: dict[str, Any] = {"device": device} | (
-            {"devices": {}} if "devices" in self.agent_config else {}
-        )
-        return dataclasses.replace(self, agent_config={**self.agent_config, **settings})
+        """The run with its learner on `device` as a whole, as far as its agent's config has such fields."""
+        places = {"device": device, "devices": {}}
+        settings = {name: places.get(name, value) for name, value in self.agent_config.items()}
+        return dataclasses.replace(self, agent_config=settings)
 
     def check_names(self, allow: Collection[str]) -> None:
         """Raises RunError if the run names code that is not registered; see `framework.runs.trust`.

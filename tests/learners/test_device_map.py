@@ -18,6 +18,7 @@ from agents.sac import SAC, SACConfig
 from framework.devices import NoDeviceError
 from framework.learners import Adam, LossOutput, SGDLearner
 from framework.learners.device_map import place
+from framework.learners.optimizers import by_device
 from framework.networks import heads
 from framework.programs import RunConfig
 
@@ -51,6 +52,15 @@ def make(device="cpu", **options):
     optimizer = functools.partial(Adam, lr=0.1)
     settings = {"max_gradient_norm": 0.5, "target_names": ["policy"], "target_update_rate": 0.1}
     return SGDLearner(Networks(), loss, optimizer, device=device, **settings, **options)
+
+
+def test_an_optimizer_steps_the_parameters_of_each_device_together():
+    here, there, too = torch.zeros(1), torch.zeros(1, device="meta"), torch.zeros(2)
+    plain = {"params": [here, too], "lr": 2}
+    assert by_device([plain])[0] is plain
+    parts = by_device([{"params": [here, there, too], "lr": 2}])
+    assert [[id(each) for each in part["params"]] for part in parts] == [[id(here), id(too)], [id(there)]]
+    assert [part["lr"] for part in parts] == [2, 2]
 
 
 GPU = pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
@@ -120,7 +130,7 @@ def test_every_kind_of_networks_computes_and_learns_in_parts(name, monkeypatch):
         data, context = batch._replace(data=as_tensors(batch.data)), learner._context()
         output, gradients, norm = learner._eager(data, context)
         learner.device, learner._crossings = torch.device("meta"), ()  # On the CPU it reads the norm.
-        learner._descend(output, gradients, norm)
+        learner._descend(output, gradients, norm.to("meta"))
     found = {p.device.type for p in networks.parameters()}
     assert found == {"cpu", "meta"} and norm.device.type == "cpu"
 
