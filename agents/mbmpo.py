@@ -150,7 +150,7 @@ class ModelWorker(RolloutWorker):
 
     def imagine(self) -> ReplaySample:
         """`Rows` `[models, rounds, B, T, ...]` with the newest parameters, in numpy."""
-        with self.granted(0):  # It takes the newest parameters.
+        with self.updated():
             rows, _ = self._imagine(1 + self.agent.config.inner_steps)
         data = tree.map_structure(lambda *leaves: torch.stack(leaves, 1).numpy(), *rows)
         return ReplaySample(SampleInfo(*np.zeros((5, len(self._models)))), data)

@@ -157,6 +157,13 @@ class RolloutWorker:
             yield
             self.collector.actor.flush_pending()
 
+    @contextlib.contextmanager
+    def updated(self) -> Iterator[None]:
+        """Takes the newest parameters, for a call that makes no env steps. It reports none, either."""
+        with self._busy:
+            self.collector.update()
+            yield
+
     def step_envs(self, most: int = 1) -> int:
         """Up to `most` steps of every env; returns how many. Raises `launch.ProgramStopped` at a stop."""
         stopped = launch.stop_event()

@@ -162,6 +162,13 @@ def test_every_model_has_a_policy_that_collects_and_workers_go_on_with_the_learn
     assert torch.equal(acting[0], collected[0]) and torch.equal(acting[0], acting[1])
 
 
+def test_the_last_round_has_all_of_its_outer_steps():
+    limits = {"max_env_steps": 2 * 3 * 6, "max_learner_steps": None, "evaluate_period": 36}
+    program = small_program(num_actors=1, envs_per_actor=1, num_evaluation_episodes=1, **limits)
+    result = launch.launch(program, engine="serial")
+    assert (result["env_steps"], result["learner_steps"]) == (36, 6)
+
+
 def test_what_the_models_cannot_do_is_refused():
     with pytest.raises(ValueError, match="num_actors: got 4, expected at most 3"):
         small_program(num_actors=4)
