@@ -94,9 +94,8 @@ def test_every_back_end_makes_the_same_step(backend, mode, tmp_path):
 
 def small(name, **fields):
     agent_class, config, own = AGENTS[name]
-    return agent_class(
-        config(**{**own, "minibatch_size": 8, "epochs": 2} if name == "ppo" else own, **fields)
-    )
+    minibatches = {"minibatch_size": 8, "epochs": 2} if name == "ppo" else {}
+    return agent_class(config(**{**own, **minibatches, **fields}))
 
 
 def batches(name, count):
@@ -190,7 +189,7 @@ def test_every_field_changes_what_is_learned(name, field):
     found = []
     for fields in ({}, {field: CHANGED[name][field]}):
         learner = make_learner(small(name, **{"learning_rate": 0.3, **fields}))
-        for number, batch in enumerate(batches(name, 3)):
+        for number, batch in enumerate(batches(name, 6)):
             learner.env_steps = number
             learner.step(batch)
         found.append(np.concatenate([leaf.ravel() for leaf in learner.save()["networks"].values()]))
