@@ -1,4 +1,4 @@
-"""`datasets.as_tf` on each TensorFlow that is installed, beside dm-reverb's or alone; each way into replay."""
+"""`datasets.as_tf` on the TensorFlow that is installed; each way into replay."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ def test_the_signature_is_the_tables_or_of_a_sample_or_given(make):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("batch_size", 0, ">= 1"),
-        ("prefetch_size", -1, ">= 0"),
-        ("max_in_flight_samples_per_worker", 15, ">= 16"),
+        ("batch_size", 0, "at least 1."),
+        ("prefetch_size", -1, "at least 0"),
+        ("max_in_flight_samples_per_worker", 15, "at least 16"),
         ("num_workers_per_iterator", 4, "Leave it out"),
         ("max_samples_per_stream", 1, "Leave it out"),
-        ("rate_limiter_timeout_ms", -2, ">= 0"),
-        ("max_samples", 8, ">= 16"),
+        ("rate_limiter_timeout_ms", -2, "at least 0"),
+        ("max_samples", 8, "at least 16"),
     ],
 )
 def test_what_makes_no_sense_here_is_refused(name, value, expected):
