@@ -24,7 +24,7 @@ from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
 from launch.errors import LaunchError
 
-_CONNECT_S = 120.0  # for the launcher to start, which may import TensorFlow
+_CONNECT_S = 300.0  # for the launcher to start, which may import TensorFlow
 _LOOK_S = 0.05  # between two tries
 
 
