@@ -110,21 +110,14 @@ def failing_program(_):
 
 def run_script(kind, make, argument, folder):
     """Runs a user's own script on Launchpad; its exit code, and all that it and its nodes have printed."""
-    paths = [os.path.dirname(__file__), *sys.path]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "LAUNCHPAD_LOGGING_DIR": f"{folder}/out",
-    }
-    command = [sys.executable, "-c", SCRIPT, make, argument, f"{folder}/run"]
+    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "LAUNCHPAD_LOGGING_DIR": f"{folder}/out"}
+    flag = f"--lp_launch_type={LAUNCH_TYPES[kind]}"
+    command = [sys.executable, "-c", SCRIPT, make, argument, f"{folder}/run", flag]
     with open(folder / "script.log", "w") as log:
-        command.append(f"--lp_launch_type={LAUNCH_TYPES[kind]}")
-        code = subprocess.run(
-            command, env={**os.environ, **variables}, stdout=log, stderr=log, timeout=600
-        ).returncode
-    return code, "".join(
-        path.read_text() for path in folder.rglob("*") if path.is_file() and path.suffix != ".pt"
-    )
+        code = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=600).returncode
+    logs = [folder / "script.log", *(folder / "out").rglob("0")]
+    return code, "".join(each.read_text() for each in logs)
 
 
 @needs_launchpad
