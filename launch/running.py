@@ -8,12 +8,12 @@ import importlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launch import platforms
 from launch.engines.base import ENGINES, Job
-from launch.engines.options import Resources, make_options
+from launch.engines.options import Options, Resources, make_options
 from launch.program import Program
 from launch.texts import check_known
 
@@ -72,7 +72,11 @@ def start(
         directory=None if directory is None else os.path.abspath(os.fspath(directory)),
         preload=program.preload if preload is None else preload,
     )
-    make_job = getattr(importlib.import_module(f"launch.engines.{module}"), name)
+    return begin(program, engine, getattr(importlib.import_module(f"launch.engines.{module}"), name), options)
+
+
+def begin(program: Program, engine: str, make_job: Callable[..., Job], options: Options) -> Job:
+    """Starts a program whose options are checked, with the job that `make_job` makes; see `start`."""
     for check in program.checks:
         check(engine, options)
     platforms.open_standard_streams()
@@ -82,7 +86,7 @@ def start(
             given = options.at_end.enter_context(context())
             with contextlib.suppress(AttributeError, OSError):  # It is no file, or one in memory.
                 files.append(given.fileno())
-        job: Job = make_job(program, engine, dataclasses.replace(options, files=files))
+        job = make_job(program, engine, dataclasses.replace(options, files=files))
     except BaseException:
         options.at_end.close()
         raise

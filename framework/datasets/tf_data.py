@@ -13,6 +13,7 @@ and transformations such as `map` get the same batches through `tf.data.Dataset.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -49,8 +50,8 @@ def as_tf(
     """Returns a `tf.data.Dataset` of `ReplaySample`s, with the arguments of dm-reverb and Acme.
 
     Each of its iterators has a `Dataset`, which is closed with it: batches that it fetched ahead count as
-    drawn, and are given back when the iterator is deleted. What TensorFlow fetches ahead (`prefetch`, `map`)
-    is not given back. The end of an iterator, see `Dataset`, is the end of the sequence.
+    drawn, and are given back when the iterator is deleted. What TensorFlow's own `prefetch` fetches is not
+    given back. The end of an iterator, see `Dataset`, is the end of the sequence.
 
     Args:
       client: any client of replay.
@@ -218,11 +219,13 @@ def _make() -> Callable[[_Reader], Any]:
             self.reader = reader
             specs = [tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for each in reader.specs]
             self._spec = reader.pack(specs)
-            super().__init__(
-                tf.data.Dataset.from_generator(
-                    lambda: map(reader.pack, reader.batches()), output_signature=self._spec
-                )._variant_tensor
+            options = tf.data.Options()  # What TensorFlow would fetch ahead by itself is not given back.
+            with contextlib.suppress(AttributeError):  # It does not in TensorFlow 2.8.
+                options.experimental_optimization.inject_prefetch = False
+            generated = tf.data.Dataset.from_generator(
+                lambda: map(reader.pack, reader.batches()), output_signature=self._spec
             )
+            super().__init__(generated.with_options(options)._variant_tensor)
 
         def __iter__(self) -> Any:
             return Iterator(self) if tf.executing_eagerly() else super().__iter__()

@@ -9,6 +9,7 @@ died; then this process kills all nodes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,28 +17,55 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 from launch.engines.supervised import node_process
 from launch.engines.supervised.channel import Channel
+from launch.errors import LaunchError
+
+_CONNECT_S = 300.0  # for the launcher to start, which may import TensorFlow
+_LOOK_S = 0.05  # between two tries
 
 
-def run_node(path: str, label: str, log: str | None) -> None:
+def run_node(path: str, label: str, log: str | None, environment: dict[str, str] | None = None) -> None:
     """The function of an `lp.PyNode`: runs one node.
 
     Args:
       path: socket of the launcher.
       label: label of the node.
       log: file for what this process prints, or None.
+      environment: variables of this process where Launchpad has set no others; None for a thread.
     """
     node_process.redirect_output(log)
+    for name, value in (environment or {}).items():
+        os.environ.setdefault(name, value)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as launcher:
-        launcher.connect(path)
+        if not _connect(launcher, path):
+            return
         launcher.sendall(json.dumps({"label": label, "pid": os.getpid()}).encode() + b"\n")
         _, descriptors, _, _ = socket.recv_fds(launcher, 1, 1)
+        if not descriptors:  # The program has stopped.
+            return
         code = node_process.run(Channel(socket.socket(fileno=descriptors[0])))
         node_process.flush_output()
         launcher.sendall(bytes([code]))
+
+
+def _connect(launcher: socket.socket, path: str) -> bool:
+    """Waits for the launcher, which may start after this node; returns whether the program goes on."""
+    import launchpad as lp
+
+    end = time.monotonic() + _CONNECT_S
+    while os.path.isdir(os.path.dirname(path)):  # It is removed when the program is over.
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            launcher.connect(path)
+            return True
+        if time.monotonic() > end:
+            raise LaunchError(f"supervisor: got no answer in {_CONNECT_S:g} s, expected one. See its log.")
+        if lp.stop_event().wait(_LOOK_S):
+            break
+    return False
 
 
 def build(plan: dict[str, Any]) -> Any:

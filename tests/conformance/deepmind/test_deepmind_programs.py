@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 import types
 
@@ -79,6 +81,84 @@ def test_the_graph_is_a_launchpad_program():
     assert isinstance(made, launchpad.Program)
     kinds = {label: [type(node).__name__ for node in nodes] for label, nodes in made.groups.items()}
     assert kinds == {"replay": ["PyNode"], "actor": ["PyNode", "PyNode"]}
+
+
+def fail_or_wait(fails):
+    if fails:
+        raise RuntimeError("said no")
+    lp.wait_for_stop()
+
+
+SCRIPT = """
+import sys
+import launchpad
+from launch.engines.launchpad import to_launchpad
+import test_deepmind_programs as programs
+
+program = to_launchpad(getattr(programs, sys.argv[1])(sys.argv[2]), stop_timeout=60.0, directory=sys.argv[3])
+launchpad.launch(program, terminal="output_to_files").wait()
+"""
+LAUNCH_TYPES = {"threads": "local_mt", "processes": "local_mp"}
+
+
+def failing_program(_):
+    program = lp.Program("test")
+    for fails, label in ((False, "waits"), (True, "fails")):
+        program.add_node(lp.PyNode(fail_or_wait, fails), label=label)
+    return program
+
+
+def run_script(kind, make, argument, folder):
+    """Runs a user's own script on Launchpad; its exit code, and all that it and its nodes have printed."""
+    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "LAUNCHPAD_LOGGING_DIR": f"{folder}/out"}
+    flag = f"--lp_launch_type={LAUNCH_TYPES[kind]}"
+    command = [sys.executable, "-c", SCRIPT, make, argument, f"{folder}/run", flag]
+    with open(folder / "script.log", "w") as log:
+        code = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=600).returncode
+    logs = [folder / "script.log", *(folder / "out").rglob("0")]
+    return code, "".join(each.read_text() for each in logs)
+
+
+@needs_launchpad
+@pytest.mark.parametrize(
+    "kind", ["threads", pytest.param("processes", marks=[pytest.mark.release, pytest.mark.timeout(600)])]
+)
+def test_a_failure_ends_a_script_of_launchpads_with_the_nodes_error(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "sockets"))
+    (tmp_path / "sockets").mkdir(mode=0o700)
+    code, printed = run_script(kind, "failing_program", "", tmp_path)
+    assert code != 0 and "node 'fails-0' failed with RuntimeError: said no" in printed
+    assert os.listdir(tmp_path / "sockets") == []
+
+
+AGENTS = {
+    "dqn": {"min_replay_size": 200, "batch_size": 32, "samples_per_insert": 8.0, "insert_burst": 64},
+    "ppo": {},
+    "impala": {},
+}
+
+
+def agent_program(name):
+    from framework import programs, runs
+
+    agent = runs.make_agent(name, **AGENTS[name])
+    settings = {"num_actors": 2, "max_env_steps": 4000, "evaluate_period": 4000, "num_evaluation_episodes": 3}
+    return programs.make_program(agent, "gymnasium:CartPole-v1", programs.RunConfig(**settings))
+
+
+@needs_launchpad
+@pytest.mark.release
+@pytest.mark.timeout(600)
+@pytest.mark.cpu_budget(200)
+@pytest.mark.parametrize("name", AGENTS)
+def test_agents_run_as_processes_of_a_script(name, tmp_path):
+    code, printed = run_script("processes", "agent_program", name, tmp_path)
+    assert code == 0, printed
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "finished"
+    assert {node["state"] for node in status["nodes"]} <= {"returned", "closed"}, status["nodes"]
+    assert len({node["pid"] for node in status["nodes"]}) == len(status["nodes"])
 
 
 @needs_launchpad
