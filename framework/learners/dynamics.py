@@ -51,7 +51,7 @@ class DynamicsLearner(SGDLearner):
         seed = int(torch.randint(2**31, (), device="cpu"))
         super().__init__(networks, _loss, lambda p: Adam(p, lr=learning_rate), device=device, seed=seed)
         self._data: list[torch.Tensor] = [torch.zeros(0, size, device=self.device) for size in networks.sizes]
-        # Which transitions each model fits, and which not.
+        # These are the transitions that each model fits, and those that it leaves out, `[K, ...]`.
         none = torch.zeros(len(networks.weights[0]), 0, dtype=torch.int64, device=self.device)
         self._fitted, self._held = none, none
 

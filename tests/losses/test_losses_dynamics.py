@@ -24,7 +24,7 @@ def test_a_model_stops_where_the_weighted_mean_of_its_errors_rises():
     for now in errors[:, 1:].T:
         averages, each = losses.rolling_validation(averages, torch.from_numpy(now), 0.25)
         fell.append(each.tolist())
-    # Of 1.5 times the first error, then of the others.
+    # The first weight is that of 1.5 times the first error.
     weights = np.array([0.25**4, *(0.75 * 0.25**age for age in (3, 2, 1, 0))])
     weighted = np.concatenate([1.5 * errors[:, :1], errors[:, 1:]], 1) @ weights
     np.testing.assert_allclose(averages, weighted)
