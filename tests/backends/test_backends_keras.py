@@ -84,7 +84,7 @@ def test_a_step_is_that_of_the_agents_on_torch():
 
 
 @pytest.mark.release  # Other back ends are no part of the environment of `make test`; one is compiled.
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("backend", "mode"), OTHERS)
 def test_every_back_end_makes_the_same_step(backend, mode, tmp_path):
     script, file = sys.modules["keras_steps"].__file__, tmp_path / "found"
