@@ -1,6 +1,7 @@
 """`Dataset`: exact counts, giving back, mixing, padding, ends and errors; on every way in."""
 
 import contextlib
+import importlib.util
 import threading
 from types import SimpleNamespace
 
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from served_table import connections, counts, table, write
 
 from framework import replay
-from framework.datasets import Dataset, table_numbers
+from framework.datasets import Dataset, as_tf, table_numbers
 from framework.datasets.mixture import Mixture
-from framework.datasets.transfer import PinnedTransfer
+from framework.datasets.transfer import AlignedTransfer, PinnedTransfer
 from framework.replay.tables.rate_limiters import SAMPLERS
 
 
@@ -386,3 +387,22 @@ def test_wrong_arguments(name):
     arguments = {"table": "t", **WRONG[name]}
     with pytest.raises(ValueError, match="got"):
         Dataset(replay.EmbeddedClient([table()]), **arguments)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed")
+def test_without_tensorflow_the_error_says_what_to_install(make):
+    with pytest.raises(ImportError, match="pip install tensorflow"):
+        as_tf(make(table()), "t", batch_size=8)
+
+
+def test_what_tensorflow_takes_lies_where_it_needs_no_copy(make):
+    client = make(table())
+    fill(client, 10)
+    with Dataset(client, "t", 3, prefetch=0) as dataset:
+        dataset._transfer = AlignedTransfer()
+        batches = [next(dataset) for _ in range(3)]
+    arrays = [array for batch in batches for array in (*batch.info, *batch.data.values())]
+    assert {array.ctypes.data % 64 for array in arrays} == {0}
+    gathered = [batch.data["y"] for batch in batches[1:]]
+    assert not np.shares_memory(*gathered) and all(array.flags.writeable for array in gathered)
+    assert all(0 <= x < 10 for batch in batches for x in batch.data["x"])

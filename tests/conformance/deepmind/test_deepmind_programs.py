@@ -140,9 +140,10 @@ AGENTS = {
 
 
 def agent_program(name):
-    from framework import programs, runs
+    from framework import programs
+    from framework.runs.registry import make_agent
 
-    agent = runs.make_agent(name, **AGENTS[name])
+    agent = make_agent(name, **AGENTS[name])
     settings = {"num_actors": 2, "max_env_steps": 4000, "evaluate_period": 4000, "num_evaluation_episodes": 3}
     return programs.make_program(agent, "gymnasium:CartPole-v1", programs.RunConfig(**settings))
 
