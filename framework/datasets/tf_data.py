@@ -198,7 +198,7 @@ def _make() -> Callable[[_Reader], Any]:
             return tf.constant(array)  # All versions of DLPack have these numbers, and some have no others.
         return from_dlpack(array.__dlpack__())
 
-    class Iterator(type(iter(tf.data.Dataset.range(0)))):  # type: ignore[misc]  # TensorFlow's, in eager mode.
+    class ReplayIterator(type(iter(tf.data.Dataset.range(0)))):  # type: ignore[misc]  # TensorFlow's, in eager mode.
         def __init__(self, dataset: ReplayDataset) -> None:
             super().__init__(dataset)
             self._batches, self._pack = dataset.reader.batches(), dataset.reader.pack
@@ -228,7 +228,7 @@ def _make() -> Callable[[_Reader], Any]:
             super().__init__(generated.with_options(options)._variant_tensor)
 
         def __iter__(self) -> Any:
-            return Iterator(self) if tf.executing_eagerly() else super().__iter__()
+            return ReplayIterator(self) if tf.executing_eagerly() else super().__iter__()
 
         def _inputs(self) -> list[Any]:
             return []

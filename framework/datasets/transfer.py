@@ -29,8 +29,8 @@ class AlignedTransfer:
     """Makes a `Dataset` gather into memory that TensorFlow takes without a copy: at multiples of 64 bytes."""
 
     def __init__(self) -> None:
-        self._info: _Block | None = None
-        self._data: _Block | None = None
+        self._info: _AlignedMemory | None = None
+        self._data: _AlignedMemory | None = None
 
     def buffers(self, n: int) -> list[np.ndarray] | None:
         """Returns new arrays to gather the next batch into; None before the first batch."""
@@ -41,7 +41,7 @@ class AlignedTransfer:
         data = sample.data
         if self._info is None or not buffered:
             leaves, structure = nests.flatten(data)
-            self._info, self._data = _Block(sample.info), _Block(leaves)
+            self._info, self._data = _AlignedMemory(sample.info), _AlignedMemory(leaves)
             data = nests.packer(structure)(self._data.copy(leaves))
         return sample._replace(info=SampleInfo(*self._info.copy(sample.info)), data=data)
 
@@ -49,7 +49,7 @@ class AlignedTransfer:
         return moving
 
 
-class _Block:
+class _AlignedMemory:
     """Makes arrays like given ones in one piece of memory, because a search for a multiple takes time."""
 
     def __init__(self, like: Sequence[np.ndarray]) -> None:
