@@ -82,7 +82,8 @@ SUITES: dict[str, Suite] = {
     "keras": _on_back_end(
         "py311",
         ".venv/bin/python constraints/environment.py .venv-keras --extras test keras-tensorflow keras-jax",
-        ".venv-keras/bin/python -m pytest -m '' tests/backends tests/conformance/replay/test_replay_tf_data.py",
+        ".venv-keras/bin/python -m pytest -m '' tests/backends "
+        "tests/conformance/replay/test_replay_tf_data.py",
     ),
     "notebooks": Suite(
         (
