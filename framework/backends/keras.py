@@ -73,6 +73,9 @@ class KerasPolicy(core.Policy):
       outputs: a batch of observations `[B, ...]` as an array of the back end to a nest of arrays `[B, ...]`.
       functions: the back end's.
       compiles: whether `outputs` runs as a static graph.
+
+    Attributes:
+      outputs: as given.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class KerasPolicy(core.Policy):
         compiles: bool,
     ):
         self.networks, self.variables, self._functions = networks, names, functions
+        self.outputs = outputs
         self.random = np.random.default_rng(0)
         variables = networks.variables(names)
 

@@ -23,9 +23,10 @@ class ExportOptions:
     """
 
     run: Run  # Folder of the run.
-    # torch (torch.export), or onnx, which acts with onnxruntime and needs neither torch nor Repertory.
-    format: Annotated[str, tyro.conf.arg(metavar="torch|onnx")] = "torch"
-    output: str | None = None  # The file; by default policy.pt2 or policy.onnx in the run's folder.
+    # torch (torch.export); onnx, which acts with onnxruntime and needs neither torch nor Repertory; or
+    # saved_model, for agents on Keras with TensorFlow.
+    format: Annotated[str, tyro.conf.arg(metavar="torch|onnx|saved_model")] = "torch"
+    output: str | None = None  # The file; by default policy.pt2, policy.onnx or policy in the run's folder.
     greedy: bool = True  # Whether it acts as evaluations do; otherwise it samples, with noise as an input.
     checkpoint: Checkpoint = "latest"  # latest, best (as evaluated during the run), previous, or a step.
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
@@ -40,5 +41,6 @@ def main(arguments: Sequence[str]) -> int:
         path = export(
             policy, Path(options.output or options.run), format=options.format, greedy=options.greedy
         )
-    print(f"Wrote the policy of step {policy.step:,} to {path}; {path.with_suffix('.py').name} acts with it.")
+    acts = "tf.saved_model.load" if path.is_dir() else path.with_suffix(".py").name
+    print(f"Wrote the policy of step {policy.step:,} to {path}; {acts} acts with it.")
     return 0

@@ -22,7 +22,7 @@ from framework.own_settings import OwnSettings
 from framework.programs.loading import LoadedPolicy
 from framework.runs import config_file, recorded_specs
 
-SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+SUFFIXES = {"torch": ".pt2", "onnx": ".onnx", "saved_model": ""}
 
 
 def export(
@@ -42,7 +42,8 @@ def export(
     Args:
       policy: the policy of a run.
       path: the file; in a folder that exists, `policy.pt2` or `policy.onnx`.
-      format: "torch" (`torch.export`) or "onnx".
+      format: "torch" (`torch.export`), "onnx", or for an agent on Keras with TensorFlow "saved_model", which
+        is a folder without a `.py` (in a folder that exists, `policy`); see `framework.backends.saved_model`.
       greedy: whether it acts as evaluations do. Otherwise it explores, with noise as an input.
 
     Returns:
@@ -65,7 +66,13 @@ def export(
                 "pip install 'repertory[export]'"
             ) from error
     file = pathlib.Path(path)
-    file = file / f"policy{SUFFIXES[format]}" if file.is_dir() else file
+    is_parent = file.is_dir() and not (file / "saved_model.pb").exists()
+    file = file / f"policy{SUFFIXES[format]}" if is_parent else file
+    if format == "saved_model":
+        from framework.backends import saved_model
+
+        saved_model.save(policy, file, json.dumps({**about(policy), "greedy": True}))
+        return file
     source, beside = pathlib.Path(standalone.__file__).read_text(encoding="utf-8"), file.with_suffix(".py")
     if beside.exists() and beside.read_text(encoding="utf-8").partition("\n")[0] != source.partition("\n")[0]:
         raise FileExistsError(f"{beside} is another file, and would be replaced. Give another path.")
@@ -88,9 +95,9 @@ def export(
     return file
 
 
-def describe(policy: LoadedPolicy, step: PolicyStep, greedy: bool) -> dict[str, Any]:
-    """What is known about a policy, its inputs and its outputs, as JSON holds it."""
-    folder, (inputs, outputs) = policy.folder, step.names
+def about(policy: LoadedPolicy) -> dict[str, Any]:
+    """What is known about a policy, as JSON holds it."""
+    folder = policy.folder
     recorded = config_file.read(folder.path / "config.yaml")[config_file.RECORDED]
     return {
         "agent": folder.agent,
@@ -100,8 +107,16 @@ def describe(policy: LoadedPolicy, step: PolicyStep, greedy: bool) -> dict[str, 
         "commit": recorded["git_commit"],
         "versions": recorded["versions"],
         "return": mean_return(policy),
-        "greedy": greedy,
         **{name: recorded_specs.recorded(policy.spec)[name] for name in ("observations", "actions")},
+    }
+
+
+def describe(policy: LoadedPolicy, step: PolicyStep, greedy: bool) -> dict[str, Any]:
+    """The same, with its inputs and its outputs."""
+    inputs, outputs = step.names
+    return {
+        **about(policy),
+        "greedy": greedy,
         "inputs": inputs,
         "outputs": outputs,
         "state": [{"initial": each[0].tolist(), "dtype": each.dtype.name} for each in step.initial],

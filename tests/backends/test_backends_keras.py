@@ -289,3 +289,32 @@ def test_programs_of_processes_run_on_other_back_ends(name, backend):
     config = RunConfig(num_actors=2, max_env_steps=400, evaluate_period=200, num_evaluation_episodes=1)
     result = launch.launch(make_program(agent, "gymnasium:CartPole-v1", config), engine="processes")
     assert result["reason"] == "max_env_steps" and result["learner_steps"] > 5
+
+
+SAVED = """
+import sys
+import fresh_runs
+import numpy as np
+from agent_batches import DISCRETE
+from framework.export import export
+from framework.programs import load_policy, make_agent
+
+for name, made in (("dqn", "a"), ("ppo", "b")):
+    agent = make_agent(f"keras_{name}", backend="tensorflow", hidden_sizes=(8,))
+    run = fresh_runs.make(f"{sys.argv[1]}/{made}", agent, DISCRETE).path
+    policy = load_policy(run)
+    path = export(policy, run, format="saved_model")
+    assert export(policy, path, format="saved_model") == path == run / "policy"
+    import tensorflow as tf
+
+    observation = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    action = tf.saved_model.load(str(path)).signatures["serving_default"](observation=observation)["action"]
+    np.testing.assert_array_equal(action.numpy(), policy(observation, np.ones(50, bool)))
+    assert 0 < action.numpy().mean() and action.dtype == DISCRETE.actions.dtype
+"""
+
+
+@pytest.mark.release
+def test_a_saved_model_acts_as_the_policy(tmp_path):
+    paths = f"import sys; sys.path[:] = {sys.path!r}"
+    subprocess.run([sys.executable, "-c", f"{paths}\n{SAVED}", str(tmp_path)], check=True)

@@ -30,7 +30,16 @@ def test_what_cannot_be_exported_or_served_is_told(repertory, make_run, monkeypa
     random = make_run("random", steps=[10]).path
     wrong = [
         (("export", random), 1, "got RandomPolicy of RandomActions, which does not act with torch"),
-        (("export", random, "--format", "h5"), 2, "--format: got 'h5', expected one of 'onnx', 'torch'"),
+        (
+            ("export", random, "--format", "h5"),
+            2,
+            "--format: got 'h5', expected one of 'onnx', 'saved_model'",
+        ),
+        (
+            ("export", random, "--format", "saved_model"),
+            1,
+            "expected an agent on Keras with backend 'tensorflow'",
+        ),
         (("serve", random, "--port", "-1"), 2, "--port: got -1, expected at least 0"),
     ]
     for arguments, status, text in wrong:
