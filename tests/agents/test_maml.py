@@ -223,7 +223,9 @@ FIELDS = {
 
 
 def test_every_field_changes_something():
-    assert {*FIELDS, "device", "inputs"} == {field.name for field in dataclasses.fields(MAMLConfig)}
+    assert {*FIELDS, "device", "devices", "inputs"} == {
+        field.name for field in dataclasses.fields(MAMLConfig)
+    }
     assert config_fields.unchanged(MAML(dataclasses.replace(SMALL, tasks_per_worker=2)), SPEC, FIELDS) == []
 
 

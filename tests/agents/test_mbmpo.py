@@ -233,5 +233,7 @@ FIELDS = {
 
 
 def test_every_field_changes_something():
-    assert {*FIELDS, "device", "inputs"} == {field.name for field in dataclasses.fields(MBMPOConfig)}
+    assert {*FIELDS, "device", "devices", "inputs"} == {
+        field.name for field in dataclasses.fields(MBMPOConfig)
+    }
     assert config_fields.unchanged(MBMPO(SMALL), SPEC, FIELDS) == []

@@ -77,14 +77,16 @@ def steps(backend, mode):
     import keras
     from keras.src.backend.common import dtypes
 
-    before = keras.config.floatx()
+    before, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # The first layer of a process keeps it.
     try:
         # On torch and JAX, Keras makes 32 bits of 64 wherever types meet, whatever `floatx` is.
         with mock.patch.dict(dtypes.BIT64_TO_BIT32_DTYPE, float64="float64", int64="int64"):
             return {name: step(name, backend, mode) for name in AGENTS}
     finally:
         keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(policy)
 
 
 if __name__ == "__main__":

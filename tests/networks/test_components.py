@@ -110,9 +110,10 @@ RECURRENT = {
     "values": lambda: networks.RecurrentQNetwork(NESTED, 3, (8,), 6, (8,)),
 }
 CORES = {kind: functools.partial(Core, 5, 4, kind) for kind in ("lstm", "gru")}
-# `Moments`, `ObservationNormalizer`, `RewardScale` and `ReturnRange` learn nothing by gradients, and
-# `RSSM` takes the noise of its samples: they have tests of their own.
-ELSEWHERE = {"Moments", "ObservationNormalizer", "RewardScale", "ReturnRange", "RSSM", "Dropout"}
+# Statistics learn nothing by gradients, `RSSM` takes the noise of its samples, and the inputs of
+# `DynamicsEnsemble` have a model's axis: they have tests of their own.
+ELSEWHERE = {"Moments", "ObservationNormalizer", "RewardScale", "BoundedRewardScale", "ReturnRange"}
+ELSEWHERE |= {"RSSM", "DynamicsEnsemble", "Dropout"}
 
 
 def noisy_mlp():
