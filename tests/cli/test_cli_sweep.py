@@ -143,7 +143,7 @@ def test_status_and_stop(start, repertory, write, tmp_path):
     assert repertory("sweep", "stop", folder)[0] == 1
 
 
-@pytest.mark.cpu_budget(40)
+@pytest.mark.release
 def test_jobs_of_submitit(repertory, write, tmp_path):
     pytest.importorskip("submitit")
     slurm = {"cluster": "local", "timeout_min": 5}

@@ -256,7 +256,13 @@ def test_graphs_ask_the_context_and_return_what_can_be_kept(dtype, monkeypatch):
     assert torch.stack(kept).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
-@pytest.mark.parametrize("mode", [functools.partial(CompiledGradient, compiler=as_traced), CapturedGradient])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        functools.partial(CompiledGradient, compiler=as_traced),
+        pytest.param(CapturedGradient, marks=pytest.mark.release),
+    ],
+)
 def test_a_compiled_learner_resumes_exactly(mode, monkeypatch):
     """From a checkpoint, and from its exact state."""
     monkeypatch.setattr(cuda_graphs, "_record", rerun)
