@@ -130,7 +130,8 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "td3": (*_REPLAYED, *_NUMBERS),
     "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
 }
-_POOR = "The data have 16,512 steps, a mean of -1,299.5, and no episode above -564.5."
+_POOR = "The data have 16,064 steps, a mean of -1,303.9, and no episode above -343.5."
+_WEAK = "The run of the expert ended at 187: the data have a mean of 128, and no episode above 346."
 # Agents that have no name of their own, by the name in their rows.
 PLANS = {f"flow_{name.lower()}": f"examples.flows:{name}Plan" for name in ("DQN", "IMPALA", "PPO")}
 ROWS = {
@@ -186,16 +187,22 @@ ROWS = {
     "pendulum-mpo": Row("mpo", "gymnasium:Pendulum-v1", 20_000, -200, published="Zoo −157.0 at 20k (SAC)"),
     "pendulum-ppo": Row("ppo", "gymnasium:Pendulum-v1", 200_000, -250, published="Zoo −172.2 at 100k"),
     # Learner steps on data.
-    "cartpole-mixed-bc": Row("bc", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
-    "cartpole-mixed-cql": Row("cql", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
-    "cartpole-mixed-iql": Row("iql", "gymnasium:CartPole-v1", 20_000, 475, dataset="cartpole-mixed"),
+    "cartpole-mixed-bc": Row(
+        *("bc", "gymnasium:CartPole-v1", 20_000, 475), dataset="cartpole-mixed", exception=_WEAK
+    ),
+    "cartpole-mixed-cql": Row(
+        *("cql", "gymnasium:CartPole-v1", 20_000, 475), dataset="cartpole-mixed", exception=_WEAK
+    ),
+    "cartpole-mixed-iql": Row(
+        *("iql", "gymnasium:CartPole-v1", 20_000, 475), dataset="cartpole-mixed", exception=_WEAK
+    ),
     **{
         f"pendulum-medium-replay-{agent.replace('_', '-')}": Row(
             *(agent, "gymnasium:Pendulum-v1", 20_000, -200),
             dataset="pendulum-medium-replay",
             exception=exception,
         )
-        for agent, exception in (("cql", ""), ("iql", _POOR), ("rebrac", ""), ("td3_bc", _POOR))
+        for agent, exception in (("cql", _POOR), ("iql", _POOR), ("rebrac", ""), ("td3_bc", _POOR))
     },
     "lunarlander-dqn": Row(
         "dqn",
