@@ -7,6 +7,7 @@ but the `Functions` of that back end.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import importlib
 import os
@@ -79,10 +80,11 @@ class _TensorFlow(Functions):
         import tensorflow
 
         self._tf = tensorflow
-        tensorflow.config.set_visible_devices([], "GPU")
-        if threads := int(os.environ.get("OMP_NUM_THREADS") or 0):
-            tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
-            tensorflow.config.threading.set_inter_op_parallelism_threads(threads)
+        with contextlib.suppress(RuntimeError):  # This process has computed with TensorFlow, such as `as_tf`.
+            tensorflow.config.set_visible_devices([], "GPU")
+            if threads := int(os.environ.get("OMP_NUM_THREADS") or 0):
+                tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
+                tensorflow.config.threading.set_inter_op_parallelism_threads(threads)
 
     def array(self, value: np.ndarray) -> Any:
         return self._tf.constant(value)

@@ -43,7 +43,13 @@ from framework.networks import check_action_mask
 from framework.torch_agents import TorchAgent
 from framework.types import Nest, Progress
 
-_ONLY = {"device": "cpu", "autocast": False, "inputs": (), "normalize_observations": False}
+_ONLY = {
+    "device": "cpu",
+    "devices": {},
+    "autocast": False,
+    "inputs": (),
+    "normalize_observations": False,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from framework.backends.functions import Functions
 from framework.backends.layers import KerasNetworks, as_numpy, floats, using
 from framework.learners import LossOutput, schedules
 from framework.learners.context import is_due
-from framework.parameters import Parameters, load_state, state_of
+from framework.parameters import load_state, state_of
 from framework.replay import ReplaySample
 from framework.types import Nest, StepResult
 
@@ -153,17 +153,13 @@ class KerasLearner(core.Learner):
         return {"values": values, "targets": targets, "means": means, "squares": squares}, output, norm
 
     def parameters(self) -> dict[str, dict[str, np.ndarray]]:
-        return self._named(self._networks, self._state["values"])
-
-    def _named(self, template: Parameters, values: Sequence[Any]) -> dict[str, dict[str, np.ndarray]]:
-        left = iter(values)
-        return {name: {key: as_numpy(next(left)) for key in each} for name, each in template.items()}
+        return self._networks.named(list(self._networks), self._state["values"])
 
     def save(self) -> dict[str, Any]:
-        template = {name: self._networks[name] for name in self._target_names}
+        names = self._target_names
         state = {
             "networks": state_of(self.parameters()),
-            "targets": state_of(self._named(template, self._state["targets"])),
+            "targets": state_of(self._networks.named(names, self._state["targets"])) if names else {},
             "optimizer": {name: list(map(as_numpy, self._state[name])) for name in ("means", "squares")},
             "optimizer_steps": self.optimizer_steps,
             "steps": self.steps,
@@ -173,9 +169,11 @@ class KerasLearner(core.Learner):
 
     def restore(self, state: dict[str, Any]) -> None:
         load_state(self._networks, state["networks"])
+        names, saved = self._target_names, state["targets"]
+        targets = {name: {key: saved[f"{name}.{key}"] for key in self._networks[name]} for name in names}
         named = {
             "values": self._networks.leaves(),
-            "targets": list(state["targets"].values()),
+            "targets": self._networks.leaves(names, targets) if names else [],
             **state["optimizer"],
         }
         for name, own in self._state.items():

@@ -11,6 +11,7 @@ import torch
 import tree
 
 from framework import specs
+from framework.parameters import Parameters
 from framework.types import Nest
 
 
@@ -41,13 +42,22 @@ class KerasNetworks(dict[str, dict[str, np.ndarray]]):
                 f"networks: got no layer {name!r}, expected one of {sorted(self)}."
             ) from None
 
-    def leaves(self, names: Sequence[str] = ()) -> list[np.ndarray]:
-        """The arrays of these variables, or of all, in the order of `variables`."""
-        return [leaf for name in names or self for leaf in self[name].values()]
+    def leaves(self, names: Sequence[str] = (), arrays: Parameters | None = None) -> list[np.ndarray]:
+        """The arrays of these variables, or of all, in the order of `variables`; of `arrays`, if given."""
+        held = self if arrays is None else arrays
+        pairs = [zip(self.layers[name].variables, held[name].values(), strict=True) for name in names or self]
+        return list({id(variable): leaf for each in pairs for variable, leaf in each}.values())
 
     def variables(self, names: Sequence[str] = ()) -> list[Any]:
-        """The Keras variables of these variables, or of all."""
-        return [variable for name in names or self for variable in self.layers[name].variables]
+        """The Keras variables of these variables, or of all; one that layers share is there once."""
+        every = [variable for name in names or self for variable in self.layers[name].variables]
+        return list({id(variable): variable for variable in every}.values())
+
+    def named(self, names: Sequence[str], values: Sequence[Any]) -> dict[str, dict[str, np.ndarray]]:
+        """Inverts `leaves`, for arrays of any back end."""
+        held = dict(zip(map(id, self.variables(names)), map(as_numpy, values), strict=True))
+        pairs = {name: zip(self[name], self.layers[name].variables, strict=True) for name in names}
+        return {name: {key: held[id(variable)] for key, variable in each} for name, each in pairs.items()}
 
 
 @contextlib.contextmanager

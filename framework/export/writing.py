@@ -50,7 +50,8 @@ def export(
       The path of the file.
 
     Raises:
-      ValueError: The format is unknown, the policy does not act with torch, or torch cannot export it.
+      ValueError: The format is unknown, the policy does not act with torch, torch cannot export it, or a
+        SavedModel is to explore.
       ImportError: The packages of the extra `export` are missing.
       FileExistsError: The place of the `.py` has another file.
     """
@@ -69,6 +70,8 @@ def export(
     is_parent = file.is_dir() and not (file / "saved_model.pb").exists()
     file = file / f"policy{SUFFIXES[format]}" if is_parent else file
     if format == "saved_model":
+        if not greedy:
+            raise ValueError("greedy: got False, expected True: a SavedModel acts as evaluations do.")
         from framework.backends import saved_model
 
         saved_model.save(policy, file, json.dumps({**about(policy), "greedy": True}))

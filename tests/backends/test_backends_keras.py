@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import nn
 import launch
 from agents.dqn import DQN, DQNConfig, DQNNetworks
 from agents.keras_dqn import KerasDQN, KerasDQNConfig
+from agents.keras_ppo import KerasPPO, KerasPPOConfig
 from agents.ppo import PPO, PPOConfig
 from framework.backends.functions import load
 from framework.environments.testing import make_spec
@@ -220,6 +222,31 @@ def test_statistics_of_layers_are_variables_that_no_gradient_changes():
     )  # It does not train.
 
 
+def with_a_shared_torso(config, spec):
+    from keras import Input, Model, layers
+
+    inputs = Input((4,))
+    features = layers.Dense(8, "tanh")(inputs)
+    return {
+        "policy": Model(inputs, layers.Dense(3)(features)),
+        "value": Model(inputs, layers.Dense(1)(features)),
+    }
+
+
+def test_what_layers_share_is_one_variable_that_both_losses_train():
+    agent = KerasPPO(KerasPPOConfig(**PPO_FIELDS), networks_fn=with_a_shared_torso)
+    learner, (batch, last) = make_learner(agent), batches("ppo", 2)
+    before = learner.parameters()["policy"]["0/kernel"]
+    learner.step(batch)
+    after = learner.parameters()
+    assert not np.array_equal(after["policy"]["0/kernel"], before)
+    np.testing.assert_array_equal(after["policy"]["0/kernel"], after["value"]["0/kernel"])
+    again = make_learner(agent)
+    again.restore(learner.save())
+    learner.step(last), again.step(last)
+    tree.map_structure(np.testing.assert_array_equal, learner.save(), again.save())
+
+
 def on_keras(config, spec):
     """DQN's networks with a Keras model as the network of values."""
     load("torch")
@@ -249,7 +276,14 @@ def test_a_process_has_one_back_end():
 
 
 @pytest.mark.parametrize(
-    "field", [{"device": "cuda"}, {"autocast": True}, {"step_mode": "cuda_graph"}, {"backend": "mxnet"}]
+    "field",
+    [
+        {"device": "cuda"},
+        {"devices": {"q_network": "cpu"}},
+        {"autocast": True},
+        {"step_mode": "cuda_graph"},
+        {"backend": "mxnet"},
+    ],
 )
 def test_settings_that_keras_has_no_use_for_are_refused(field):
     (name,) = field
@@ -316,6 +350,15 @@ for name, made in (("dqn", "a"), ("ppo", "b")):
     np.testing.assert_array_equal(action.numpy(), policy(observation, np.ones(50, bool)))
     assert 0 < action.numpy().mean() and action.dtype == DISCRETE.actions.dtype
 """
+
+
+@pytest.mark.release
+def test_tensorflow_may_have_computed_already():
+    code = (
+        "import tensorflow as tf; tf.constant(1.0) + 1.0; "
+        "from framework.backends.functions import load; load('tensorflow')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.release

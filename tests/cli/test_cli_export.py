@@ -40,6 +40,11 @@ def test_what_cannot_be_exported_or_served_is_told(repertory, make_run, monkeypa
             1,
             "expected an agent on Keras with backend 'tensorflow'",
         ),
+        (
+            ("export", random, "--format", "saved_model", "--no-greedy"),
+            1,
+            "greedy: got False, expected True: a SavedModel acts as evaluations do.",
+        ),
         (("serve", random, "--port", "-1"), 2, "--port: got -1, expected at least 0"),
     ]
     for arguments, status, text in wrong:

@@ -59,6 +59,15 @@ def test_the_models_learn_predict_in_the_data_s_units_and_are_evaluated_one_by_o
         torch.testing.assert_close(one, all_at_once)
 
 
+def test_ends_of_episodes_are_predicted_however_rare_they_are():
+    models, ends = DynamicsEnsemble(2, 1, (16,), 3), torch.ones(1000, 1)
+    ends[7] = 0.0
+    data = [torch.randn(1000, 3), torch.cat([torch.randn(1000, 3), ends], -1)]
+    models.observe(data, torch.Generator())
+    targets, (mean, std) = models.scaled(data)[1], models.moments[:, -1]
+    torch.testing.assert_close(targets[:, -1:] * std + mean, ends)
+
+
 def test_each_model_leaves_out_transitions_of_its_own_for_good():
     learner = make_learner(epochs=1)
     for seed in range(2):
