@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -60,7 +61,10 @@ class Task:
 # random actions and of the agent's preset.
 TASKS = {
     "breakout": Task("dqn", "minatar:Breakout", 0.5, 17, 1_000_000, 200_000, 10_000),
-    "cartpole": Task("dqn", "gymnasium:CartPole-v1", 22, 500, 50_000, 50_000, 500),
+    # The preset's learner step for every 5 env steps carries few runs to their goal with items of one step.
+    "cartpole": Task(
+        *("dqn", "gymnasium:CartPole-v1", 22, 500, 50_000, 50_000, 500), flags=("--samples-per-insert", "64")
+    ),
     "halfcheetah": Task("sac", "gymnasium:HalfCheetah-v5", -280, 12_135, 1_000_000, 100_000, 5_000),
     "hopper": Task("sac", "gymnasium:Hopper-v5", -20, 3_234, 1_000_000, 150_000, 5_000),
     # A learner step for every 8 env steps. With one for each, the replay has 2,600 steps at medium.
@@ -87,7 +91,11 @@ def repertory(*arguments: object) -> None:
 
 
 def make(name: str, folder: pathlib.Path, seed: int = 1) -> pathlib.Path:
-    """Makes a data set, and the run that it is of, unless they are there. Returns its path."""
+    """Makes a data set, and the run that it is of, unless they are there. Returns its path.
+
+    Raises:
+      SystemExit: The run did not reach its goal, so its policy is not what the set's name says.
+    """
     path = folder / name
     if path.exists():
         return path
@@ -100,6 +108,10 @@ def make(name: str, folder: pathlib.Path, seed: int = 1) -> pathlib.Path:
         limits = ("--max-env-steps", task.steps, "--target-return", round(getattr(task, goal), 1))
         replay = ("--n-step", 1, "--max-replay-size", task.replay, "--evaluate-period", task.period)
         repertory("train", *begun, *(() if run.exists() else (*flags, *limits, *replay, *task.flags)))
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    if result["reason"] != "target_return":
+        asked = f"expected {getattr(task, goal):.1f}: give another --seed, and --out"
+        raise SystemExit(f"{run} ended with a return of {result['episode_return']:.1f}, {asked}")
     noise = () if policy == "replay" else ("--noise", 0.1)
     repertory("record", run, "--policy", policy, *noise, "--seed", seed, "--compress", "--output", path)
     return path
