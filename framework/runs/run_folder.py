@@ -23,6 +23,7 @@ from framework.loggers.files import read_jsonl
 from framework.objects import load_object, target_of
 from framework.runs import config_file, recorded_specs, trust
 from framework.runs.checkpoints import run_checkpoints
+from framework.runs.presets import find_preset
 from framework.runs.registry import describe_agent, find_agent
 from framework.runs.run_config import RunConfig
 from framework.runs.run_lock import RunError as RunError
@@ -360,9 +361,15 @@ class RunFolder:
             trust.check(self._names(), allow)
 
     def _names(self) -> dict[str, Any]:
-        """The settings that may name code."""
-        names = ("agent", "agent_config", "environment", "networks_fn")
-        return {**dataclasses.asdict(self.config), **{name: getattr(self, name) for name in names}}
+        """The settings that may name code, without what a registered agent's own preset names."""
+        names = ("agent", "environment", "networks_fn")
+        own: Mapping[str, Any] = {}
+        if ":" not in self.agent:
+            with contextlib.suppress(ValueError):  # There is no such agent here: it is not made, either.
+                own = find_preset(find_agent(self.agent).load(), self.environment)[0].agent
+        given = {name: value for name, value in self.agent_config.items() if value != own.get(name)}
+        settings = {**dataclasses.asdict(self.config), "agent_config": given}
+        return {**settings, **{name: getattr(self, name) for name in names}}
 
     def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
         """The agent as configured in the run. Nothing is imported if one of the run's names is refused.

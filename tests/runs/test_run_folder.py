@@ -70,6 +70,19 @@ def test_fields_of_the_agent_with_names_of_other_settings_are_kept(tmp_path):
         assert run.make_agent(allow=(__name__,)).config == SeededConfig()
 
 
+def test_what_the_preset_of_a_registered_agent_names_need_not_be_allowed():
+    given = {"demonstrations": "agents.rlpd:pendulum"}
+    run = RunFolder("rlpd", given, "gymnasium:Pendulum-v1", RunConfig(directory="runs/rlpd"), "")
+    run.check_names(())
+    for changed in (
+        {"environment": "testing:Memory"},
+        {"agent_config": {"demonstrations": "agents.rlpd:pendulum(count=9)"}},
+        {"agent": "agents.rlpd:RLPD"},
+    ):
+        with pytest.raises(RunError, match=r"add --allow agents\.rlpd"):
+            dataclasses.replace(run, **changed).check_names(())
+
+
 def test_a_run_of_an_earlier_version_with_settings_that_are_gone_is_read(tmp_path):
     _run(RandomActions(), "gymnasium:CartPole-v1", directory=str(tmp_path))
     file = tmp_path / "config.yaml"
