@@ -79,6 +79,8 @@ def train(name: str, row: Row, seed: int, folder: pathlib.Path) -> dict[str, Any
     if row.dataset:
         path = data.make(row.dataset, folder / "data")
         limit = ["--max-learner-steps", str(row.steps), "--dataset", str(path)]
+    if row.demonstrations:
+        limit += ["--demonstrations", str(data.make(row.demonstrations, folder / "data"))]
     flags = [
         *(row.agent, "--environment", row.environment, "--engine", "serial", "--seed", str(seed)),
         *(*limit, "--target-return", "None", "--directory", str(directory)),

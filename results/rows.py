@@ -26,6 +26,7 @@ class Row:
       metric: the metric of episodes that is held against these, such as `is_success`; empty: the return.
       flags: further flags of the command.
       dataset: the data set of ``data.py`` that it learns from, for `steps` learner steps; empty: it acts.
+      demonstrations: the data set of ``data.py`` that it learns from, too, while it acts.
       exception: why some seed misses what the row asks, or why the row asks nothing; empty where all meet it.
     """
 
@@ -40,6 +41,7 @@ class Row:
     metric: str = ""
     flags: tuple[str, ...] = ()
     dataset: str = ""
+    demonstrations: str = ""
     exception: str = ""
 
     @property
@@ -219,6 +221,13 @@ ROWS = {
         )
         for agent in agents
     },
+    # Five learner steps for each env step, and five critics.
+    "hopper-rlpd": Row(
+        *("rlpd", "gymnasium:Hopper-v5", 20_000),
+        demonstrations="hopper-medium-replay",
+        flags=("--num-critics", "5", "--samples-per-insert", "640", "--actor-delay", "5"),
+        exception="It stands beside SAC's row.",
+    ),
     "lunarlander-dqn": Row(
         "dqn",
         "gymnasium:LunarLander-v3",
