@@ -78,12 +78,13 @@ SUITES: dict[str, Suite] = {
         ".venv-extras/bin/python -m pytest -m '' tests/loggers/test_loggers_wandb.py "
         "tests/environments/test_environments_envpool.py",
     ),
-    # TensorFlow and JAX are no part of it either.
+    # TensorFlow and JAX are no part of it either. TensorFlow imports Keras, whose back end is a process's only
+    # one.
     "keras": _on_back_end(
         "py311",
         ".venv/bin/python constraints/environment.py .venv-keras --extras test keras-tensorflow keras-jax",
-        ".venv-keras/bin/python -m pytest -m '' tests/backends "
-        "tests/conformance/replay/test_replay_tf_data.py",
+        ".venv-keras/bin/python -m pytest -m '' tests/backends",
+        ".venv-keras/bin/python -m pytest -m '' tests/conformance/replay/test_replay_tf_data.py",
     ),
     "notebooks": Suite(
         (

@@ -358,7 +358,11 @@ def test_tensorflow_may_have_computed_already():
         "import tensorflow as tf; tf.constant(1.0) + 1.0; "
         "from framework.backends.functions import load; load('tensorflow')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "tensorflow"},
+    )
 
 
 @pytest.mark.release
