@@ -33,8 +33,10 @@ EVALUATION_SEED = 10_000  # As framework.environments.EVALUATION_SEED.
 _SIZES: dict[str, Any] = {"policy_kwargs": {"net_arch": [400, 300]}}
 _NOISY: dict[str, Any] = {"learning_starts": 10_000, "noise_std": 0.1, "learning_rate": 1e-3, **_SIZES}
 _EQUAL_TD3: dict[str, Any] = {**_NOISY, "batch_size": 256, "policy_kwargs": {"net_arch": [256, 256]}}
+_MILLION = {"n_steps": 256, "normalize": True, "period": 50_000}
 BATCH_PPO = {"HalfCheetah": 5, "Hopper": 5, "Walker2d": 5, "Reacher": 5, "Pendulum": 1}  # Versions.
-# By row: class, environment, envs, steps, keyword arguments.
+# By row: class, environment, envs, steps, keyword arguments, and ours: `normalize` observations and rewards,
+# and evaluate with a `period` of env steps.
 STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "cartpole-ppo": (
         "PPO",
@@ -74,6 +76,10 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "pendulum-ddpg": ("DDPG", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
     "pendulum-td3": ("TD3", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
     "halfcheetah-sac": ("SAC", "HalfCheetah-v5", 1, 200_000, {"learning_starts": 10_000}),
+    **{
+        f"{task.lower()}-sac": ("SAC", f"{task}-v5", 1, 100_000, {"learning_starts": 10_000, "period": 10_000})
+        for task in ("Hopper", "Walker2d")
+    },
     "halfcheetah-td3": ("TD3", "HalfCheetah-v5", 1, 200_000, {**_NOISY, "batch_size": 256}),
     "halfcheetah-td3-sb3": ("TD3", "HalfCheetah-v5", 1, 200_000, _EQUAL_TD3),
     "hopper-td3-sb3": ("TD3", "Hopper-v5", 1, 200_000, _EQUAL_TD3),
@@ -87,15 +93,13 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
             "learning_rate": 1e-3, "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
         },
     ),
-    "walker2d-ppo": ("PPO", "Walker2d-v5", 8, 1_000_000, {"n_steps": 256, "normalize": True}),
+    "walker2d-ppo": ("PPO", "Walker2d-v5", 8, 1_000_000, _MILLION),
     **{
-        f"{name.lower()}-batch-ppo": (
-            "PPO", f"{name}-v{version}", 8, 1_000_000, {"n_steps": 256, "normalize": True},
-        )
+        f"{name.lower()}-batch-ppo": ("PPO", f"{name}-v{version}", 8, 1_000_000, _MILLION)
         for name, version in BATCH_PPO.items()
     },
 }  # fmt: skip
-EVALUATE_PERIOD, EVALUATION_EPISODES = 50_000, 20  # Of a run with curves: env steps, and greedy episodes.
+EVALUATION_EPISODES = 20  # Greedy episodes of each point of a curve.
 
 # By row: script, environment, steps, the network of actions among the script's variables.
 CLEANRL: dict[str, tuple[str, str, int, str]] = {
@@ -138,7 +142,7 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
 
     kind, environment, envs, steps, given = STABLE_BASELINES3[row]
     settings = {**given}
-    normalize = settings.pop("normalize", False)
+    normalize, period = settings.pop("normalize", False), settings.pop("period", None)
     torch.set_num_threads(1)
     training = make_vec_env(environment, envs, seed=seed)
     if "noise_std" in settings:
@@ -166,7 +170,7 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
         curve["greedy"].append(round(play(environment, act, EVALUATION_EPISODES), 3))
         return True
 
-    model.learn(steps, EveryNTimesteps(EVALUATE_PERIOD, ConvertCallback(measure)) if normalize else None)
+    model.learn(steps, EveryNTimesteps(period, ConvertCallback(measure)) if period else None)
     seconds = time.process_time()
     numbers = {
         "return": play(environment, act),
@@ -174,7 +178,7 @@ def stable_baselines3(row: str, seed: int) -> dict[str, Any]:
         "steps": steps,
         "version": package.__version__,
     }
-    return {**numbers, "curve": curve} if normalize else numbers
+    return {**numbers, "curve": curve} if period else numbers
 
 
 def cleanrl(row: str, seed: int) -> dict[str, Any]:
