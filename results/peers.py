@@ -76,10 +76,8 @@ STABLE_BASELINES3: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "pendulum-ddpg": ("DDPG", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
     "pendulum-td3": ("TD3", "Pendulum-v1", 1, 20_000, {**_NOISY, "gamma": 0.98, "buffer_size": 200_000}),
     "halfcheetah-sac": ("SAC", "HalfCheetah-v5", 1, 200_000, {"learning_starts": 10_000}),
-    **{
-        f"{task.lower()}-sac": ("SAC", f"{task}-v5", 1, 100_000, {"learning_starts": 10_000, "period": 10_000})
-        for task in ("Hopper", "Walker2d")
-    },
+    "hopper-sac": ("SAC", "Hopper-v5", 1, 100_000, {"learning_starts": 10_000, "period": 10_000}),
+    "walker2d-sac": ("SAC", "Walker2d-v5", 1, 100_000, {"learning_starts": 10_000, "period": 10_000}),
     "halfcheetah-td3": ("TD3", "HalfCheetah-v5", 1, 200_000, {**_NOISY, "batch_size": 256}),
     "halfcheetah-td3-sb3": ("TD3", "HalfCheetah-v5", 1, 200_000, _EQUAL_TD3),
     "hopper-td3-sb3": ("TD3", "Hopper-v5", 1, 200_000, _EQUAL_TD3),
