@@ -43,6 +43,11 @@ class BCConfig(OffPolicyConfig):
         super().__post_init__()
         check.at_least(self, 1, "hidden_sizes", "recurrent_size", "unroll_length")
         check.one_of(self, ("lstm", "gru"), "recurrent")
+        # It learns from no reward, and has no targets.
+        check.one_of(self, (1,), "n_step", "target_update_period")
+        check.one_of(self, (OffPolicyConfig.target_update_rate,), "target_update_rate")
+        if self.reward_clip is not None:
+            check.refuse(self, "reward_clip", ", expected None: BC learns from no reward.")
         if self.recurrent is not None:
             check.one_of(self, (0,), "hindsight_goals")  # Goals are replaced in transitions only.
 

@@ -63,6 +63,12 @@ WITHOUT = {
 }
 # Values that fit no field of the same agent.
 OWN_WRONG = {
+    "bc": {
+        "n_step": (2,),
+        "reward_clip": (1.0,),
+        "target_update_period": (2,),
+        "target_update_rate": (1.0,),
+    },
     "c51": {"huber_delta": (2.0,), "munchausen": (0.9,), "v_min": (10.0,)},
     "d4pg": {"v_min": (150.0,), "num_atoms": (1,)},
     "dqn": {"min_replay_size": (10_000_000,)},
