@@ -78,8 +78,7 @@ SUITES: dict[str, Suite] = {
         ".venv-extras/bin/python -m pytest -m '' tests/loggers/test_loggers_wandb.py "
         "tests/environments/test_environments_envpool.py",
     ),
-    # TensorFlow and JAX are no part of it either. TensorFlow imports Keras, whose back end is a process's only
-    # one.
+    # TensorFlow and JAX are no part of it either. A process that has TensorFlow has its back end of Keras.
     "keras": _on_back_end(
         "py311",
         ".venv/bin/python constraints/environment.py .venv-keras --extras test keras-tensorflow keras-jax",
