@@ -31,7 +31,7 @@ from framework.types import Nest, Transition
 
 @dataclass(frozen=True)
 class CQLConfig(SACConfig):
-    """Settings of CQL: SAC's, with the paper's defaults for MuJoCo, and those of the penalty."""
+    """Settings of CQL: SAC's, with the paper's defaults for MuJoCo, and the penalty's."""
 
     learning_rate: float = 1e-4  # Initial learning rate of the policy (Adam).
     critic_learning_rate: float = 3e-4  # Initial learning rate of the critics (Adam).

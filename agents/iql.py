@@ -29,7 +29,7 @@ from framework.types import Nest
 
 @dataclass(frozen=True)
 class IQLConfig(OffPolicyConfig):
-    """Settings of IQL, in addition to `OffPolicyConfig`'s: those of the paper for D4RL's MuJoCo tasks."""
+    """Settings of IQL, in addition to `OffPolicyConfig`'s: the paper's, for D4RL's MuJoCo tasks."""
 
     max_replay_size: int = 1_000_000  # Maximum number of items; the oldest are removed first.
     batch_size: int = 256  # Items per learner step.

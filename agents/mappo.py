@@ -96,7 +96,7 @@ class MAPPONetworks(nn.Module):
         return self._policy_of(policies, agents), _of_agents(states, agents)
 
     def forward(self, observation: Any, state: State = (), starts: Any = None) -> tuple[Any, torch.Tensor]:
-        """As `ActorCritic.forward`, of `own` observations, those of all, `joint`, and the `agent` of rows."""
+        """As `ActorCritic.forward`, of `own` observations, `joint` ones of all, and the `agent` of rows."""
         own, agents = observation["own"], observation["agent"]
         seen = {"own": own, "joint": observation["joint"]}
         policies = [actor(own, state, starts)[0] for actor in self.actors]

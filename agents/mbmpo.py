@@ -97,7 +97,7 @@ class MBMPONetworks(nn.Module):
 
 
 class Imagination(nn.Module):
-    """What a policy does in one model, whose parameters are those of one model of the ensemble."""
+    """What a policy does in one model, with the parameters of one model of the ensemble."""
 
     def __init__(self, made: MBMPONetworks):
         super().__init__()
@@ -274,7 +274,7 @@ class MBMPO(MetaAgent):
         return done, policy
 
     def session(self, spec: EnvironmentSpec, num_envs: int = 1, seed: int = 0) -> NoReturn:
-        """Raises ValueError: the data of a session is not that of adapted policies."""
+        """Raises ValueError: the data of a session does not come from adapted policies."""
         raise ValueError("session: got MBMPO, which adapts its policy, expected an agent that does not.")
 
 

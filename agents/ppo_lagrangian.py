@@ -119,7 +119,7 @@ class PPOLagrangian(PPO):
         return -max(0.0, excess), row["episode_return"]
 
     def play(self, loop: core.Loop, policy: core.Policy, num_episodes: int) -> dict[str, Any]:
-        """Plays episodes; `episode_return` is the reward's, and `episode_cost` that of the cost."""
+        """Plays episodes; `episode_return` is the reward's, and `episode_cost` the cost's."""
         played = loop.run_episodes(num_episodes)
         returns = played["episode_return"]
         return {**played, "episode_return": returns[REWARD], "episode_cost": returns[COST]}

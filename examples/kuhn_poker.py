@@ -127,7 +127,7 @@ def probabilities(networks: Any) -> np.ndarray:
 def mean_policy(tables: Sequence[np.ndarray]) -> spiel.TabularPolicy:
     """The mean of policies, weighted by the probabilities with which each of them reaches a decision.
 
-    Against any opponent it wins what one of the policies, drawn anew for each game, wins (Kuhn, 1953).
+    Against any opponent it wins what a player wins who draws one of the policies for each game (Kuhn, 1953).
 
     Args:
       tables: the `probabilities` of each policy.

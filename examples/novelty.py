@@ -1,4 +1,4 @@
-"""Random network distillation (Burda et al., 2018): DQN that is also rewarded for what it has not seen.
+"""Random network distillation (Burda et al., 2018): DQN with a reward for what is new to it.
 
     python examples/novelty.py
 

@@ -1,4 +1,4 @@
-"""The contracts of agents, and of the graph that an agent builds; with those of its parts.
+"""The contracts of agents, of their parts, and of the graph that an agent builds.
 
 The contracts of actors, policies, learners and workers are in `framework.components`; this module has their
 names, too.

@@ -321,8 +321,8 @@ class TeamAdder(ForkingAdder):
 def team_rows(group: AgentGroup, data: Step) -> Step:
     """Rows `[N, T, ...]` of whole envs, by a `TeamAdder`, as rows `[N * A, T, ...]` of their agents.
 
-    Those of an env follow each other. The mask is 0 where an agent waits for others. Of the extras, `state`
-    is that of the first rows, `[N, A, ...]`.
+    Rows of an env follow each other. The mask is 0 where an agent waits for others. The `state` in the
+    extras belongs to the first rows, `[N, A, ...]`.
     """
     size = len(group.agents)
     extras = {

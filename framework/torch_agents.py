@@ -344,7 +344,7 @@ class OffPolicyAgent(TorchAgent):
         )
 
     def make_dataset(self, client: ReplayClient, **options: Any) -> Dataset:
-        """See `Agent.make_dataset`; `options` are those of `Dataset`."""
+        """See `Agent.make_dataset`; `options` are `Dataset`'s."""
         config, table, path = self.config, adders.REPLAY_TABLE, self.dataset
         shares: Any = table
         if config.demonstrations is not None:
@@ -378,7 +378,7 @@ class OffPolicyAgent(TorchAgent):
     def normalized_loss(self, networks: Any, batch: replay.ReplaySample, context: LossContext) -> LossOutput:
         """Adds the observations of a batch to the statistics, and returns the `loss` of the scaled batch.
 
-        The statistics are those of the rows that were learned from, each as often as it was. The learner
+        The statistics cover the rows that were learned from, each as often as it was. The learner
         keeps them where batches are anyway, so several learners agree on them, and no count of what is
         inserted has to travel. Rows that stay in replay for long count more often. All networks, those that
         make the targets too, see current and next observations by the statistics of this step: a target

@@ -65,7 +65,7 @@ class MultiAgentTimeStep(NamedTuple):
     """A `dm_env.TimeStep` of a multi-agent environment: nests keyed by agent, and the step type of each.
 
     `step_type` is the environment's, whose episode ends when its last agent's does. An agent that is
-    not in the episode, because its own has ended or has not begun, is FIRST: as at a reset, its action is
+    not in the episode, because its own has ended or begins later, is FIRST: as at a reset, its action is
     ignored, its reward is 0 and its discount 1. Its observation is zeros until it is in the episode again.
     So `agents[name] != FIRST` masks the transitions of an agent:
 

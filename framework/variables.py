@@ -103,7 +103,7 @@ class VariableBlock:
       path: a file in shared memory, see `shared_path`. An existing file is continued. None: private memory.
 
     Attributes:
-      changed: notified at each publication of this object, not at those of other processes.
+      changed: notified at each publication of this object, not of other processes.
 
     Raises:
       StoreFullError: Shared memory is full.

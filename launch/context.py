@@ -64,7 +64,7 @@ class Runtime(abc.ABC):
     Args:
       job: random name of the run.
       request_stop: carries out `request_stop`.
-      report_failure: ends a node as failed; its arguments are those of `fail`. None for a process without
+      report_failure: ends a node as failed; it has the arguments of `fail`. None for a process without
         nodes.
 
     Attributes:

@@ -44,7 +44,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _entries(trace: TracebackType | None) -> tuple[list[TracebackType], list[TracebackType]]:
-    """Returns the entries of a traceback, and those of other code than ours."""
+    """Returns the entries of a traceback, and the entries of other code than ours."""
     entries = []
     while trace is not None:
         entries.append(trace)

@@ -23,7 +23,7 @@ class ProgramState:
       states: the nodes' states, as in `Job.status()`, by label.
       turns: the number of turns of each node, by label.
       order: labels of the workers, in the order of the last pass.
-      due: labels of the workers that have not had their turn in that pass.
+      due: labels of the workers that still wait for their turn in that pass.
       stop_handlers: handlers that the nodes registered.
     """
 

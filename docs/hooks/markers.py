@@ -219,7 +219,7 @@ def on_page_markdown(markdown, **_):
 
 
 def stale(write=False):
-    """The files in `docs` that differ from what their markers make; with `write`, made anew."""
+    """The files in `docs` that differ from what their markers make; with `write`, written again."""
     files = {}
     for page in sorted((ROOT / "docs").rglob("*.md")):
         files[page], pictures = made(page.read_text(encoding="utf-8"))

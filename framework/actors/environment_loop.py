@@ -96,7 +96,7 @@ class EnvironmentLoop:
           logger: takes one row per episode. None disables logging.
           observers: add metrics of each episode.
           should_update: whether to call `actor.update()` after each step of all envs.
-          max_episode_steps: steps after which `run_episodes` cuts an episode that has not ended. None: it
+          max_episode_steps: steps after which `run_episodes` cuts an open episode. None: it
             waits for the end.
         """
         self.environment = environment

@@ -153,7 +153,7 @@ class Block:
         return ItemBatch(len(rows), tree.unflatten_as(values, slices), lambda: values)
 
     def release(self, stream: str, rows: np.ndarray) -> None:
-        """Releases `rows` of replay (-1: no row), to which no item refers but those of this block."""
+        """Releases `rows` of replay (-1: no row), to which only items of this block refer."""
         self._spent.append((stream, rows[rows >= 0]))
 
     # --- the adder's part: staging ---

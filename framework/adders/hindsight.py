@@ -33,7 +33,7 @@ class HindsightAdder(BlockAdder):
     - `episode`: after a step of the episode, drawn uniformly;
     - `final`: at the end of the episode.
 
-    Rewards and discounts are those of the new goal. An episode that terminates at a goal does so at the new
+    Rewards and discounts belong to the new goal. An episode that terminates at a goal does so at the new
     one, and goes on at its own. An episode of T steps gives T + n - 1 + num_goals * T items.
 
     An observation is stored once: the desired goal of an item is a row of the achieved ones.

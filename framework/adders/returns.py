@@ -61,7 +61,7 @@ class RunningReturnAdder(ForkingAdder):
 class ReturnToGoAdder(BlockAdder):
     """Adds to the extras, which must be a dict, the discounted return from each step on, as `return_to_go`.
 
-    The items are those of a `NStepTransitionAdder`; they are written when their episode ends. The return of
+    The items are a `NStepTransitionAdder`'s; they are written when their episode ends. The return of
     an item is float32, from the first step of its window to the end of the episode:
 
     ```text
@@ -69,8 +69,8 @@ class ReturnToGoAdder(BlockAdder):
     ```
 
     A terminated episode ends with d = 0. A truncated one is taken to go on with its mean reward: G_T = mean /
-    (1 - g), or 0 if g is 1. If all of its rewards are r, each G is r / (1 - g), as those of failed episodes
-    are in the code of Nakamoto et al. (2023). With G_T = 0, negative returns would rise near the end.
+    (1 - g), or 0 if g is 1. If all of its rewards are r, each G is r / (1 - g), as for failed
+    episodes in the code of Nakamoto et al. (2023). With G_T = 0, negative returns would rise near the end.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class WholeFormat(NStepFormat):
 
     Attributes:
       least: the number of rows before a block that the windows of n steps need.
-      begins: int64 `[B]`, the time index of the first step of each env whose episode has not ended.
+      begins: int64 `[B]`, the time index of the first step of each env's open episode.
     """
 
     def __init__(self, n_step: int, discount: float, reward_clip: float | None, max_steps: int):

@@ -47,7 +47,7 @@ class ForkingAdder(Adder):
 
     def flush_pending(self, late: bool = False) -> None:
         for adder in self._adders:
-            if isinstance(adder, Adder):  # One of a user's own may have no more than the abstract methods.
+            if isinstance(adder, Adder):  # One of a user's own may have the abstract methods only.
                 adder.flush_pending(late)
 
     def make_room(self) -> None:

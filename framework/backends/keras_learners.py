@@ -31,7 +31,7 @@ class KerasLearner(core.Learner):
       networks: the networks, whose arrays are the initial parameters.
       loss: `(networks, data, targets) -> LossOutput`, of arrays of the back end. `data` is a batch's, and
         `targets` has the target networks as functions, by the name of the layer that they follow.
-      config: has the settings of `AgentConfig`, and those of target networks if there are `target_names`.
+      config: has the settings of `AgentConfig`, and of target networks if there are `target_names`.
       functions: the back end's.
       target_names: layers that have a target network.
       compiles: whether a step runs as a static graph.

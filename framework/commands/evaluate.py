@@ -39,7 +39,7 @@ class EvalOptions:
     envs: int | None = (
         None  # Number of episodes at the same time. By default the run's evaluation_envs, or 20.
     )
-    # Steps after which an episode that has not ended is cut. By default the run's max_evaluation_steps.
+    # Steps after which an open episode is cut. By default the run's max_evaluation_steps.
     max_steps: int | None = None
     # Episode i begins with seed 10,000 + SEED + i, whatever `envs` is. It seeds the policy, too.
     seed: int = 0
@@ -49,7 +49,7 @@ class EvalOptions:
     allow: Allow = ()  # A module whose objects the run may name. Give it once for each module.
     # Estimates the return from the episodes in this folder, which `repertory record` writes.
     dataset: str | None = None
-    learner_steps: int = 20_000  # The critic learns so many, with --dataset.
+    learner_steps: int = 20_000  # Learner steps of the critic, with --dataset.
 
 
 def main(arguments: Sequence[str]) -> int:

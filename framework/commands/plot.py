@@ -188,7 +188,7 @@ def draw_in(
     `axes` are matplotlib's.
     """
     for name, members in curves.items():
-        # Matplotlib hides labels that begin with `_`, as those of a notebook's agents (`__main__:`) do.
+        # Matplotlib hides labels that begin with `_`, as the names of a notebook's agents (`__main__:`) do.
         name = f" {name}" if name.startswith("_") else name
         if len(members) == 1:
             marker = "o" if len(members[0].x) < 30 else None

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sweep(folder: SweepFolder, again: bool, flags: Sequence[str]) -> int:
-    """Runs what is left of a sweep, and reports its results; returns the exit code."""
+    """Runs the rest of a sweep, and reports its results; returns the exit code."""
     sweep, command = folder.sweep, shlex.join(["repertory", "sweep", str(folder.path), *flags])
     search = Search(folder) if sweep.optuna is not None else None
     variants = [] if search else [variant for group in sweep.groups() for variant in group]

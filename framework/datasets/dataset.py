@@ -276,7 +276,7 @@ class Dataset:
             self._thread = threading.current_thread()
         while True:
             with self._changed:
-                # A source that keeps samples has those of the other batches, of which a message brings more.
+                # A source that keeps samples has the other batches, of which a message brings several.
                 most = 1 if self._source.keeps else self._prefetch
                 while len(self._batches) >= most and not self._closed:
                     self._changed.wait()

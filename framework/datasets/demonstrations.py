@@ -30,7 +30,7 @@ def fill(
 ) -> Callable[[], None]:
     """Writes the episodes at `path` into a table, unless it has them.
 
-    A table from which nothing was drawn may lack some, because its writer was killed, and is written anew.
+    A table from which nothing was drawn may lack some, because its writer was killed, and is written again.
 
     Args:
       client: replay, with the table.

@@ -74,7 +74,7 @@ def write_episodes(
       path: the folder. It must not exist.
       episodes: `Step`s of T + 1 rows; see the module. They may be made one by one.
       layout: "npz" or "minari".
-      spec: the `EnvironmentSpec` of one env. None is that of `episodes`, if they are an `EpisodeDataset`;
+      spec: the `EnvironmentSpec` of one env. None is the spec of `episodes`, if they are an `EpisodeDataset`;
         else specs without bounds, with the shapes and dtypes of the first episode.
       about: values for JSON, such as the policy, the seeds and the commit.
       compress: whether arrays are compressed, for small data of pictures: reading then takes memory for all

@@ -34,7 +34,7 @@ def replayed(
     Args:
       tables: what each replay server wrote.
       spec: the spec of one env.
-      n_step: steps of the adder's transitions. Sequences have those of single steps.
+      n_step: steps of the adder's transitions. Sequences have single steps.
       last: number of episodes, the newest; None for all.
 
     Raises:

@@ -104,7 +104,7 @@ class Border(EnvironmentWrapper):
             inner, held = unrounded(self._environment, seen), tree.flatten(seen.reward)
             if exact is None:
                 exact = inner
-            # What the environment inside gave is exact where a wrapper has not changed it.
+            # What the environment inside gave is exact where no wrapper changed it.
             self.exact_rewards = [np.where(i == h, e, i) for i, h, e in zip(inner, held, exact, strict=True)]
         if self._is_foreign:
             self._check_beginnings(timestep)

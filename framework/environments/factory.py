@@ -47,8 +47,8 @@ def make(
     ```
 
     Args:
-      environment: a suite's name such as `gymnasium:CartPole-v1` (`repertory list` shows the suites, those of
-        entry points too); or a callable, or its name `module:object`. The callable returns a new
+      environment: a suite's name such as `gymnasium:CartPole-v1` (`repertory list` shows the suites,
+        entry points included); or a callable, or its name `module:object`. The callable returns a new
         `dm_env.Environment`, `gymnasium.Env`, `pettingzoo.ParallelEnv` or `AECEnv`, or all envs at once as a
         `gymnasium.vector.VectorEnv` or a batched environment of this package. Its parameter `seed` receives
         the env's seed. A callable with a parameter `num_envs` is called once and returns all envs; any other

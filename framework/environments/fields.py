@@ -227,7 +227,7 @@ class FieldChecker:
         return array
 
     def _look_for_extra_parts(self, values: Sequence[Nest]) -> None:
-        """Warns once of parts that the spec lacks, which nobody sees."""
+        """Warns once of parts that the spec lacks, which no agent sees."""
         self._looks -= 1
         if extra := next(filter(None, (specs.extra_parts(self._spec, value) for value in values)), None):
             self._looks = 0
@@ -361,7 +361,7 @@ class FieldChecker:
     ) -> EnvironmentFault:
         index = int(np.nonzero(bad.reshape(len(bad), -1).any(axis=1))[0][0])
         place, value = specs.path_name(self._field, path), array[index]
-        env = envs[index % len(envs)]  # The rows may be those of several steps.
+        env = envs[index % len(envs)]  # The rows may come from several steps.
         if self._is_action:
             return self._fault(f"{place} of env {env} is {value!r}, {why}")
         if value.dtype.kind != "f" or np.isfinite(value).all():

@@ -20,8 +20,8 @@ class GoalOutcomes:
     """The `outcome` of a `specs.GoalReward`: an environment's functions of goals, as gymnasium names them.
 
     `compute_reward(achieved_goal, desired_goal, info)` takes goals `[n, ...]` and returns rewards `[n]`.
-    `compute_terminated`, if there is one, is asked about one goal at a time, because most of those of
-    gymnasium-robotics take no more. `info` is empty.
+    `compute_terminated`, if there is one, is asked about one goal at a time, because most in
+    gymnasium-robotics take a single one. `info` is empty.
 
     Args:
       name: the environment's, for errors.

@@ -43,7 +43,7 @@ from launch.seeds import seed_generators
 
 # Seconds that the envs of a child may take to close after the parent has closed its connection.
 CLOSE_GRACE_S = 2.0
-_CLOSE_S = 5.0  # After these, children that have not ended are killed.
+_CLOSE_S = 5.0  # After these, children that still run are killed.
 
 
 class _Child:

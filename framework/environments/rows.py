@@ -168,7 +168,7 @@ class TimeStepChecker:
         first_env: int = 0,
         make: Callable[..., FieldChecker] = FieldChecker,
     ):
-        """Makes the checkers of all fields; `make` makes that of one. See `FieldChecker`."""
+        """Makes the checkers of all fields; `make` makes one. See `FieldChecker`."""
         self._name, self._first_env, self._envs = name, first_env, range(num_envs)
         self.action = make(name, "action", spec.actions, num_envs, action_starts)
         template, starts = time_step_spec(spec), {"observation": observation_starts}

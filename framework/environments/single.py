@@ -214,8 +214,8 @@ class TurnBasedAdapter(PettingZooAdapter):
 
     Actions of agents whose turn it is not are ignored. If observations have an `action_mask`, theirs allows
     the first action only, so that what they do has probability 1. A dict has an entry `turn`, 1 for the agent
-    whose turn it is, else 0: in many games a board with as many pieces of both is that of the first player
-    who moves and of the second who waits, and these have different values.
+    whose turn it is, else 0: in many games a board with as many pieces of both is seen by the first player,
+    who moves, and by the second, who waits, and has different values for them.
     """
 
     def _observation_space(self, name: str) -> Any:
@@ -256,7 +256,7 @@ class TurnBasedAdapter(PettingZooAdapter):
         )
 
     def _looks(self) -> dict[str, Nest]:
-        """The observation of each agent in the game. Keeps who is in it, and whose turn it is."""
+        """The observation of each agent in the game. Keeps which agents are in it, and whose turn it is."""
         game = self._environment
         self._playing, self._mover = list(game.agents), game.agent_selection
         looks = {name: game.observe(name) for name in self._playing}

@@ -104,7 +104,7 @@ class InlineEnvironment(BatchedEnvironment):
             self._step_types[env] = LAST
 
     def _advance(self, actions: Sequence[Nest], batch: Nest) -> dm_env.TimeStep:
-        """Steps or resets the envs; `actions` are those of `batch`, one by one."""
+        """Steps or resets the envs; `actions` has the actions of `batch` one by one."""
         if not self._envs:
             raise EnvironmentFault(f"{self.name}: it is closed. Make a new environment.")
         step_types, repeats = self._step_types, self._num_repeats > 1

@@ -70,7 +70,7 @@ class LocalRun:
 class SlurmRun:
     """A run as a job of Slurm, or of the `cluster` in the sweep's `slurm`, which submitit knows.
 
-    It does not end with the sweep's process. The arguments are those of `LocalRun`.
+    It does not end with the sweep's process. The arguments are `LocalRun`'s.
     """
 
     def __init__(self, folder: SweepFolder, name: str, arguments: Sequence[str]):

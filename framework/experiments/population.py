@@ -167,7 +167,7 @@ class Population(ProgramWorker):
             run_checkpoints(self._config).save(self._made, parts)
         pairs = zip(self._members, results, strict=True)
         for load in [node.call(Member.load, result) for node, result in pairs if "copied" in result]:
-            with contextlib.suppress(launch.CallLost):  # The node is made anew from the checkpoint.
+            with contextlib.suppress(launch.CallLost):  # The node starts again from the checkpoint.
                 load.result()
         return results
 
@@ -206,9 +206,9 @@ def make_population(
       environment: see `make_program`.
       search: fields of the agent's config that its learner or its policy use, with their bounds. First values
         are spread evenly on a logarithmic scale.
-      config: the settings of the run, of which the fields above and those of environments are used.
+      config: the settings of the run, of which the fields above and the fields of environments are used.
       members: number of members.
-      copies: number of members that copy after a round, and number of those from which they copy. 0: members
+      copies: number of members that copy after a round, and of members from which they copy. 0: members
         train alone.
       factors: a copied setting is multiplied by one of these.
 

@@ -1,4 +1,4 @@
-"""Searches of settings with Optuna: its trials as those of a queue, on every engine and executor.
+"""Searches of settings with Optuna: its trials become the trials of a queue, on every engine and executor.
 
 A study for each agent in each environment, in a file of the sweep's folder: a sweep that is started again
 goes on with its trials. Optuna's median pruner ends runs whose evaluations are not promising.

@@ -38,7 +38,7 @@ _NEWEST, _RANDOM = -1, -2  # Opponents that are not in the pool.
 
 
 class SelfPlayPolicy(core.Policy):
-    """Acts for all seats of B envs. The extras are those of the seats that learn.
+    """Acts for all seats of B envs. The extras come from the seats that learn.
 
     Args:
       group: the seats.
@@ -149,7 +149,7 @@ class SelfPlay(TorchAgent):
 
     The other base is an agent for discrete actions whose networks have no memory, and which takes action
     masks if the game has them. All seats have equal specs. Evaluations play against random legal moves, and
-    their return is that of the agent.
+    their return is the agent's.
 
     Attributes:
       num_opponents: size of an actor's pool.

@@ -243,7 +243,7 @@ class SweepFolder:
         return str(self.states.get(name, {}).get("state", "waiting"))
 
     def outcome(self, name: str) -> dict[str, Any] | None:
-        """The last numbers of a run; None if it has not finished, the last evaluation included."""
+        """The last numbers of a run; None until it has finished, the last evaluation included."""
         result, run = _read(self.run(name) / "result.json"), self.run(name)
         if result is None:
             return None
@@ -270,7 +270,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, tuple[Any, ...]]:
-    """The values of each setting. A mapping has those of settings whose names have a dot."""
+    """The values of each setting. A mapping has the values of settings whose names have a dot."""
     made: dict[str, tuple[Any, ...]] = {}
     for name, of in given.items():
         name = f"{before}{name.replace('-', '_')}"

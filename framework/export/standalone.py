@@ -34,7 +34,7 @@ class ExportedPolicy:
 
     Args:
       metadata: what the file says about it.
-      run: the arrays of all inputs to those of all outputs.
+      run: from the arrays of all inputs to the arrays of all outputs.
       seed: of the noise.
 
     Attributes:

@@ -28,7 +28,7 @@ class PolicyStep(nn.Module):
     """`(*observation, *state, noise)` to `(*action, *next state)`, flat tuples of tensors `[B, ...]`.
 
     The state has the parts that a step changes, which are a memory, or noise with a correlation. What stays
-    the same in an episode, such as the exploration rate of an env, is that of the first env.
+    the same in an episode, such as the exploration rate of an env, is the first env's.
 
     Args:
       policy: its agent makes a policy of a copy of its networks.
@@ -106,7 +106,7 @@ class PolicyStep(nn.Module):
 
 
 def _parts(policy: core.Policy) -> Sequence[core.Policy]:
-    """The policy, or those of the agents of a multi-agent policy."""
+    """The policy, or the policies of the agents of a multi-agent policy."""
     return list(policy.parts.values()) if isinstance(policy, MultiAgentPolicy) else [policy]
 
 

@@ -83,7 +83,7 @@ def export(
         step = PolicyStep(policy, greedy)
         text = json.dumps(describe(policy, step, greedy))
         example = tuple(step.example(3))
-        # One row works, too. A network may take a shorter way for it, which the file has not.
+        # One row works, too. A network may take a shortcut for it, which the file lacks.
         batch = torch.export.Dim("batch", min=2)
         shapes = (tuple({0: batch} for _ in example),)
         what = f"{type(policy.agent).__name__} cannot be exported to {format}: "

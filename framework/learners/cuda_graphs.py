@@ -109,7 +109,7 @@ def _is_like(leaf: Any, norm: torch.Tensor) -> bool:
 
 
 def _refill(inputs: Sequence[Any], leaves: Sequence[Any]) -> None:
-    """Copies the tensors of `leaves` into those of `inputs`, without waiting for a GPU."""
+    """Copies the tensors of `leaves` into the tensors of `inputs`, without waiting for a GPU."""
     pairs = [(own, leaf) for own, leaf in zip(inputs, leaves, strict=True) if _is_tensor(leaf)]
     near = [(own, leaf) for own, leaf in pairs if own.device == leaf.device]
     if near:

@@ -5,7 +5,7 @@ SGDLearner(networks, loss_fn, optimizer_fn, device="cuda:0", devices={"policy": 
 ```
 
 Each part computes on its device: the tensors of a call cross to it, and its results cross back to the device
-of whoever called, which is the learner's or that of an outer part. Autograd records both, so gradients cross
+of the caller, which is the learner's or an outer part's. Autograd records both, so gradients cross
 the other way.
 """
 

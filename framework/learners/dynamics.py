@@ -25,7 +25,7 @@ class DynamicsLearner(SGDLearner):
 
     Args:
       networks: the models.
-      learning_rate: that of Adam.
+      learning_rate: Adam's.
       batch_size: number of transitions of each model in an optimizer step.
       epochs: largest number of passes over all transitions in a step.
       persistence: weight of the past in the average of validation errors.
@@ -57,7 +57,7 @@ class DynamicsLearner(SGDLearner):
 
     @in_own_settings
     def step(self, batch: ReplaySample) -> StepResult:
-        """Adds transitions, inputs `[N, D + A]` and targets `[N, D + 2]` as those of the models, and fits."""
+        """Adds transitions, the models' inputs `[N, D + A]` and targets `[N, D + 2]`, and fits."""
         self._add(batch.data)
         parameters = list(self.networks.parameters())
         self.networks.observe(self._data, self._generator)

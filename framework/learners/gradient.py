@@ -59,7 +59,7 @@ class LossGradient:
 
     Args:
       networks: the networks.
-      parameters: those of their parameters that need a gradient.
+      parameters: the networks' parameters that need a gradient.
       loss_fn: see `SGDLearner`.
       precision: makes the context in which the loss is computed.
       device: device of the norm, if the parameters are on several; None: they are on one.
@@ -256,7 +256,7 @@ class CompiledGradient:
 
 
 def _checks_of_sizes(entries: Sequence[Any]) -> list[bool]:
-    """Which of the compiler's checks at each call stay: those of the batch's sizes. Nothing else changes."""
+    """Which checks of the compiler stay at each call: the batch's sizes. Nothing else changes."""
     return [
         entry.guard_type == "SHAPE_ENV" or (entry.guard_type == "TENSOR_MATCH" and "batch" in entry.name)
         for entry in entries

@@ -66,7 +66,7 @@ def unimix(logits: torch.Tensor, uniform: float) -> torch.Tensor:
 
 
 def straight_through_sample(probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """A one-hot sample `[..., C]` whose gradient is that of the probabilities (Bengio et al., 2013).
+    """A one-hot sample `[..., C]` with the gradient of the probabilities (Bengio et al., 2013).
 
     Args:
       probabilities: `[..., C]`.

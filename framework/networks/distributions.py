@@ -36,7 +36,7 @@ class BlockGenerator(torch.Generator):
 
     def __init__(self, device: str | torch.device = "cpu"):  # The device is an argument of torch's `__new__`.
         super().__init__()
-        # By kind and shape, the numbers that `draw` has not taken yet.
+        # By kind and shape, the numbers left for `draw`.
         self.left: dict[tuple[str | int, torch.Size], list[torch.Tensor]] = {}
 
     def manual_seed(self, seed: int) -> BlockGenerator:

@@ -106,7 +106,7 @@ class GreedyPolicy:
         return restarted(state, self._policy.initial_state(envs), start_of_episode)
 
     def begins(self, timestep: Any) -> Any:
-        """Where episodes begin in a time step, also those of single agents; see `Policy.begins`."""
+        """Where episodes begin in a time step, also for single agents; see `Policy.begins`."""
         return self._policy.begins(timestep)
 
     def reset(self) -> None:

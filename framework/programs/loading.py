@@ -34,7 +34,7 @@ class LoadedPolicy(GreedyPolicy):
       folder: the run's folder.
       step: env steps of the run when the checkpoint was saved, or at its best evaluation.
       checkpoint: folder of the checkpoint.
-      is_best: whether the parameters are those of the best evaluation.
+      is_best: whether the parameters belong to the best evaluation.
     """
 
     @in_own_settings

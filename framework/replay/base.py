@@ -46,7 +46,7 @@ class BaseSource(Source):
 
 
 class BaseClient(ReplayClient):
-    """A `ReplayClient` whose methods call those of a `Table`, in this process or in the server's."""
+    """A `ReplayClient` whose methods call a `Table`'s, in this process or in the server's."""
 
     def sample_batch(
         self, table: str, batch_size: int, timeout: float | None = None, out: Out = None, pad: bool = False

@@ -16,7 +16,7 @@ class Source(Protocol):
     unused samples back, those drawn last first, as if they had never been drawn.
 
     Attributes:
-      spare: number of samples that the source may have drawn beyond those of the next draw, which the caller
+      spare: number of samples that the source may have drawn beyond the next draw, which the caller
         sets; `close` gives them back. None if it may have none, nor use what it knows from earlier draws.
       keeps: whether it draws that number.
     """

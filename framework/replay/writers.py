@@ -1,4 +1,4 @@
-"""What writers share: the rows that they hold, items on their way to tables, and who has to write them."""
+"""What writers share: the rows that they hold, items on their way to tables, and when they are written."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class RunConfig(config_checks.NamedFields):
     num_evaluation_episodes: int = 20  # Episodes of one evaluation, played greedily.
     # The most environments that an evaluation, and repertory eval, has at once. None: one for each episode.
     evaluation_envs: int | None = None
-    # Steps after which an evaluation cuts an episode that has not ended: its return is these steps'.
+    # Steps after which an evaluation cuts an open episode: its return is these steps'.
     # Games of Atari have up to 27,000, at four frames a step. None: 10,000, or max_env_steps where that is
     # less, but no less than 1,000.
     max_evaluation_steps: int | None = None

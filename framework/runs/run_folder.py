@@ -291,7 +291,7 @@ class RunFolder:
             raise RunError(keeps_settings(self.path, changed, f"{advice}this run's parameters."))
 
     def check_spec(self, spec: specs.EnvironmentSpec) -> None:
-        """Raises RunError if the observations or actions of an environment are not those of the run."""
+        """Raises RunError if the observations or actions of an environment differ from the run's."""
         self._check_recorded_spec(recorded_specs.recorded(spec))
 
     def _check_recorded_spec(self, spec: Any) -> None:

@@ -6,7 +6,7 @@ import time
 
 
 class Stopwatch:
-    """Counts the seconds since it was made. It stands still while it is pickled, as in a `Snapshot`."""
+    """Counts the seconds since it was made. It pauses while it is pickled, as in a `Snapshot`."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._started = time.monotonic() - seconds

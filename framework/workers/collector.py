@@ -125,7 +125,7 @@ class Collector:
         if max_steps is None or max_steps > 0:
             if self._updates:
                 if isinstance(self._variables, VariableClient):
-                    self._variables.passed(num_steps - 1)  # One update stands for those of all steps.
+                    self._variables.passed(num_steps - 1)  # One update stands for the updates of all steps.
                 self.actor.update()
             ended = loop.collect(num_steps, max_steps, until, until_end)
         made, calls = loop.num_steps - self._told[0], loop.num_calls - self._told[1]

@@ -16,7 +16,7 @@ class Report:
     Args:
       setup: has the settings of the program.
       collector: the collector.
-      budget: knows the env steps that the counter has not counted yet.
+      budget: knows the env steps that are still to be counted.
       state: what `save` returned before the worker was restarted, or the run was resumed. None: nothing.
       name: label of the rows and name of the state.
       counter: a client of the `Counter`.

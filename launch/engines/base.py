@@ -214,7 +214,7 @@ class Job(abc.ABC):
         Raises:
           NodeError: A node failed; the error is the first one's.
           LaunchError: No node is a worker, so that the program would never end. It is stopped.
-          TimeoutError: The program or the groups have not ended after `timeout` seconds. The program
+          TimeoutError: The program or the groups still run after `timeout` seconds. The program
             continues.
           ValueError: There is no such group.
         """

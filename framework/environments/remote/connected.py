@@ -61,7 +61,7 @@ class ConnectedEnvironment(BatchedEnvironment):
         self._defects = Defects()
         self._is_listening = False
         self._vacant = np.ones(num_envs, np.bool_)
-        self._missing = np.ones(num_envs, np.bool_)  # Envs whose next time step has not arrived.
+        self._missing = np.ones(num_envs, np.bool_)  # Envs that wait for their next time step.
         self._spec_data: object = None
         self._columns: list[np.ndarray] | None = None  # the last time step, one array per leaf
         self._stopped = launch.stop_event()
@@ -190,7 +190,7 @@ class ConnectedEnvironment(BatchedEnvironment):
 
     @abc.abstractmethod
     def _stop_listening(self) -> None:
-        """Admits no more peers, and clears `_is_listening`."""
+        """Stops admitting peers, and clears `_is_listening`."""
 
     @abc.abstractmethod
     def _request(self, actions: Sequence[np.ndarray] | None) -> None:

@@ -36,7 +36,7 @@ PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 25
 MAX_HELLO_BYTES = 1 << 20
 _HELLO_S = 3.0  # that a connection may take to say hello
-_MAX_STRANGERS = 64  # connections that have not said hello
+_MAX_STRANGERS = 64  # connections before their hello
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -296,7 +296,7 @@ class ExternalEnvironment(ConnectedEnvironment):
                 raise UnreadableMessage(
                     f"truncated: got {message['truncated']!r:.40}, expected true or false."
                 )
-            if not client.is_cut:  # If it is, the run has not begun the episode; the next one begins.
+            if not client.is_cut:  # If it is, the episode never began for the run; the next one begins.
                 self._put_step(client, LAST, 1.0 if message.get("truncated") else 0.0, leaves)
         else:
             raise UnreadableMessage(

@@ -25,7 +25,7 @@ class ReplayChannel:
 
     Attributes:
       away: whether the server is being moved; calls wait for it longer than `reconnect_timeout`.
-      stopped: whether the server has said that it stops, and has not answered since.
+      stopped: whether the server's last message said that it stops.
       writers: the client's writers in this process.
       look_s: seconds between two checks of whether the server has moved, while a connection looks for it.
     """

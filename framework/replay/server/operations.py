@@ -199,7 +199,7 @@ class Operations:
         return {"tables": [table.info.to_wire() for table in self._tables.values()]}
 
     def close(self, session: ClientSession) -> None:
-        """Takes back what a session held. Samples that its client has not confirmed count as never drawn."""
+        """Takes back what a session held. Samples that its client did not confirm count as never drawn."""
         for table, delivery, unused in session.deliveries.values():
             (table.give_back if unused else table.release)(delivery)
         session.deliveries.clear()

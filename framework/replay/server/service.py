@@ -203,7 +203,7 @@ class Service:
         ZeroMQ may have closed it. Of what has taken its number since, only another connection to this address
         counts.
         """
-        with contextlib.suppress(OSError):  # The number is free, or that of a file.
+        with contextlib.suppress(OSError):  # The number is free, or a file's.
             connection = socket.socket(fileno=descriptor)
             try:
                 name: Any = connection.getsockname()
@@ -268,7 +268,7 @@ class Service:
         self, identity: bytes, descriptor: int, op: str, number: int | None, message: dict[str, Any]
     ) -> None:
         if op == "sync" and self._lines and self._again:
-            self._try_waiting()  # its answer comes after those of earlier requests
+            self._try_waiting()  # its answer comes after the answers to earlier requests
         session = self._sessions.get(identity)
         if session is not None and op == "hello":
             self._close(session)
@@ -409,7 +409,7 @@ class Service:
                     self._note(answer, "a client's request that waited")
 
     def _end_request(self, request: Request, answer: Reply | Exception | None) -> None:
-        """Ends a request that has waited, if it has not ended yet, and answers it unless `answer` is None."""
+        """Ends a request that has waited, if it is still open, and answers it unless `answer` is None."""
         if request not in request.session.waiting:
             return
         request.session.waiting.remove(request)

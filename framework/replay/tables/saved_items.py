@@ -73,7 +73,7 @@ def restore_table(
     """Fills an empty table; the streams of its layouts exist.
 
     Args:
-      table: has its own options. Its selectors keep their order only if they are those of the checkpoint.
+      table: has its own options. Its selectors keep their order only if they are the checkpoint's.
       numbers, arrays: what `save_table` has returned, but with `arrays["index"]` as positions in `rows`.
       rows: the new rows of each stream, by its name.
     """

@@ -24,7 +24,7 @@ class Selector(abc.ABC):
     """Chooses among slots. It belongs to one table, whose lock guards every call.
 
     A call with several slots means the same as one call for each of them in order; the slots of one call are
-    distinct. `stamps` are those of all slots of the table, int64 `[>= num_slots]`: they grow with each
+    distinct. `stamps` has one for each slot of the table, int64 `[>= num_slots]`: they grow with each
     insertion into the table, so they order the items by age.
 
     Attributes:

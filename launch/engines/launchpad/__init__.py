@@ -79,7 +79,7 @@ class NodeHost(ProcessHost):
         self._numbers: list[int] = []
         self._lines: dict[str, Any] = {unit.label: queue.SimpleQueue() for unit in units}
         self._pids: dict[int, int] = {}  # of the live nodes
-        self._dead: set[int] = set()  # nodes that have not begun and shall not
+        self._dead: set[int] = set()  # nodes that never begin
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"{folder}/launchpad")
         self._listener.listen(len(units))
@@ -186,7 +186,7 @@ class LaunchpadHost(NodeHost):
         self._listener.close()
 
     def _watch(self) -> None:
-        """Waits until Launchpad ends, then reports the end of every node that has not reported it."""
+        """Waits until Launchpad ends, then reports the end of every node that did not do so itself."""
         code = self._driver.wait()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes `_listen`
         self._threads[0].join()

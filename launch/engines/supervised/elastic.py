@@ -8,7 +8,7 @@ from launch.engines.base import LONG_LIFE_S
 from launch.engines.supervised.process import Process
 
 _ERRORS = 5  # Exceptions of one node that are forgiven in a row, unless it lived for LONG_LIFE_S seconds.
-_PLACE_S = 5.0  # After which a node that has not begun counts as one without a place.
+_PLACE_S = 5.0  # After which a node that waits for its start counts as one without a place.
 _THERE = ("running", "returned", "closing", "closed")
 
 

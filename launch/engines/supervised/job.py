@@ -156,7 +156,7 @@ class SupervisedJob(Job):
         if self._advance():
             return True
         # What arrived before this moment is read below. A supervisor that was held up since the last turn,
-        # or is so below, then takes no node for silent whose messages it has not read.
+        # or is so below, then takes no node for silent whose messages are unread.
         listened = time.monotonic()
         self._listen(self._pause())
         self._look_at_clock(listened)
@@ -185,7 +185,7 @@ class SupervisedJob(Job):
         """Sends an order without waiting. `_exchange` sends any part that the channel has no room for yet.
 
         The first is its `ProcessSetup`; later "stop", "close", `("addresses", {node_id: address})` or
-        `("lost", label)`. A process that has not begun gets no orders: the setup that it gets when it begins
+        `("lost", label)`. Before a process begins, it gets no orders: the setup that it gets when it begins
         contains everything.
         """
         if process.channel is None or not process.begun or process.kill_reason is not None:
@@ -403,7 +403,7 @@ class SupervisedJob(Job):
         super()._begin_stop()
 
     def _close_next(self) -> None:
-        """Orders the last node that has not ended to close."""
+        """Orders the last node that still runs to close."""
         self._closing = None
         for process in reversed(self._processes):
             if process.alive and process.state not in _GONE:

@@ -69,7 +69,7 @@ class Process(Record):
 
     @property
     def working(self) -> bool:
-        """Whether a stop must wait for it, because it is starting or its work has not returned."""
+        """Whether a stop must wait for it, because it is starting or working."""
         return self.alive and (self.worker is None or (self.worker and self.state == "running"))
 
     def log_tail(self) -> str:
