@@ -4,8 +4,8 @@
 
 Draws ``records/summary.png`` from the records of ``learning.py``: a row of two pictures for each suite of
 SUITES, with the band of a bootstrap that is stratified by task (Agarwal et al., 2021), and prints each
-agent's last value. Returns are normalized by task. An agent without a record of each task is left out. CPU
-hours are wall hours, times a run's CPU seconds per second of wall time.
+agent's last value. Returns are normalized by task. An agent without a record of each task is left out, and
+so is a suite without agents. CPU hours are wall hours, times a run's CPU seconds per second of wall time.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ def draw(folder: pathlib.Path, output: pathlib.Path) -> dict[str, dict[str, tupl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.6 * len(SUITES)), layout="constrained")
+    found = [(suite, runs) for suite in SUITES if (runs := read(suite, folder))]
+    figure = Figure(figsize=(10, 3.6 * len(found)), layout="constrained")
     FigureCanvasAgg(figure)  # Draws without a window.
     last: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for row, suite in enumerate(SUITES):
-        runs = read(suite, folder)
+    for row, (suite, runs) in enumerate(found):
         ends = ends_of(suite, runs)
         for column, (axis, label) in enumerate((("env_steps", "env steps"), ("hours", "CPU hours"))):
-            axes = figure.add_subplot(len(SUITES), 2, 2 * row + column + 1)
+            axes = figure.add_subplot(len(found), 2, 2 * row + column + 1)
             for agent, tasks in runs.items():
                 x, values = scores(tasks, ends, axis)
                 each = [stratified_interval([task[:, at] for task in values]) for at in range(len(x))]
@@ -121,8 +121,7 @@ def draw(folder: pathlib.Path, output: pathlib.Path) -> dict[str, dict[str, tupl
             axes.set_xlabel(label)
             axes.set_ylabel("normalized return: IQM, 95 % CI")
             axes.set_title(suite.title)
-            if runs:
-                axes.legend()
+            axes.legend()
     figure.savefig(output, dpi=110)
     return last
 
