@@ -175,6 +175,6 @@ class BC(OffPolicyAgent):
 
 
 PRESETS: Mapping[str, Preset] = {
-    # 500, greedy over 100 episodes, at 20,000 learner steps on data of 231.6, seed 1.
+    # 500, greedy over 100 episodes, at 20,000 learner steps on data of 269.6, seeds 1 to 3.
     "gymnasium:CartPole-v1": Preset({"batch_size": 128, "hidden_sizes": (64, 64), "learning_rate": 1e-3}),
 }
