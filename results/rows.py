@@ -133,7 +133,10 @@ _TUPLES: dict[str, tuple[str, ...]] = {
     "td3": (*_REPLAYED, *_NUMBERS),
     "td7": (*_REPLAYED, *_NUMBERS, *_COPIES, "100", "--embedding-size", "16"),
 }
-_POOR = "The data have 16,064 steps, a mean of -1,303.9, and no episode above -343.5."
+_POOR = {
+    "full-replay": "The data have 22,016 steps, and a mean of -1,109.8.",
+    "medium-replay": "The data have 16,064 steps, a mean of -1,303.9, and no episode above -343.5.",
+}
 # Critics are narrower than published (2,048 and 512), for a CPU.
 _HUNDRED_THOUSAND: dict[str, tuple[str, ...]] = {
     "sac": (),
@@ -160,7 +163,10 @@ ROWS = {
     "cartpole-munchausen": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, flags=("--munchausen", "0.9")),
     "cartpole-dqn": Row("dqn", "gymnasium:CartPole-v1", 50_000, 475, published="Zoo 500 at 50k"),
     "cartpole-c51": Row("c51", "gymnasium:CartPole-v1", 50_000, 475),
-    "cartpole-dreamer": Row("dreamer", "gymnasium:CartPole-v1", 60_000, 475),
+    "cartpole-dreamer": Row(
+        *("dreamer", "gymnasium:CartPole-v1", 60_000, 475),
+        exception="It had 500 after 20,178 steps, and falls back at times: the last step has 474.",
+    ),
     "cartpole-pqn": Row("pqn", "gymnasium:CartPole-v1", 100_000, 475),
     "cartpole-qr-dqn": Row("qr_dqn", "gymnasium:CartPole-v1", 50_000, 475),
     "cartpole-rainbow": Row("rainbow", "gymnasium:CartPole-v1", 50_000, 475),
@@ -205,7 +211,7 @@ ROWS = {
         f"pendulum-{kind}-{agent.replace('_', '-')}": Row(
             *(agent, "gymnasium:Pendulum-v1", 20_000, -200),
             dataset=f"pendulum-{kind}",
-            exception=_POOR if kind == "medium-replay" and agent != "rebrac" else "",
+            exception="" if agent == "rebrac" else _POOR[kind],
         )
         for kind in ("medium-replay", "full-replay")
         for agent in ("cql", "iql", "rebrac", "td3_bc")
