@@ -138,7 +138,7 @@ _POOR = {
     "medium-replay": "The data have 16,064 steps, a mean of -1,303.9, and no episode above -343.5.",
 }
 # Critics are narrower than published (2,048 and 512), for a CPU.
-_HUNDRED_THOUSAND: dict[str, tuple[str, ...]] = {
+_BESIDE_SAC: dict[str, tuple[str, ...]] = {
     "sac": (),
     "crossq": ("--critic-hidden-sizes", "256,256"),
     "simba": ("--critic-hidden-sizes", "128,128"),
@@ -310,7 +310,7 @@ ROWS = {
     "breakout-pqn": Row("pqn", "minatar:Breakout", 2_000_000, 16.7),
     # The games that agents are compared over, after few steps.
     **{
-        f"five-games-{game.lower().replace('_', '-')}-{agent}": Row(
+        f"five-games-{game.lower()}-{agent}": Row(
             *(agent, f"minatar:{game}", 300_000), exception="It counts in the mean over five games."
         )
         for game in FIVE_GAMES
@@ -386,7 +386,7 @@ ROWS = {
             agent, f"gymnasium:{task}-v5", 100_000, flags=flags, exception="The agents stand beside SAC."
         )
         for name, task in (("hopper", "Hopper"), ("walker2d", "Walker2d"))
-        for agent, flags in _HUNDRED_THOUSAND.items()
+        for agent, flags in _BESIDE_SAC.items()
     },
     "walker2d-td3": Row(
         "td3",

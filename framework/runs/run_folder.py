@@ -368,11 +368,11 @@ class RunFolder:
             with contextlib.suppress(ValueError):  # There is no such agent here: it is not made, either.
                 own = find_preset(find_agent(self.agent).load(), self.environment)[0].agent
         given = {name: value for name, value in self.agent_config.items() if value != own.get(name)}
-        settings = {**dataclasses.asdict(self.config), "agent_config": given}
-        return {**settings, **{name: getattr(self, name) for name in names}}
+        each = {name: getattr(self, name) for name in names}
+        return {**dataclasses.asdict(self.config), **each, "agent_config": given}
 
     def make_agent(self, allow: Collection[str] = ()) -> core.Agent:
-        """The agent as configured in the run. Nothing is imported if one of the run's names is refused.
+        """The agent as configured in the run. A refused name is not imported.
 
         Args:
           allow: modules whose objects the run may name; see `check_names`.

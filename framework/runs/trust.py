@@ -4,7 +4,8 @@ A run's `config.yaml` names its agent, environment, networks and parts. Register
 packages, suites of environments, the wrappers, observers and loggers of this package) run code that the user
 has installed for this purpose. Any other name is `module:object`, and with its options it could be any
 function of any module: the file may be somebody else's. So the user names the modules whose objects a file
-may name (`--allow MODULE`, `allow=("module",)`), and nothing is imported before.
+may name (`--allow MODULE`, `allow=("module",)`), and none of them is imported before. What the preset of a
+registered agent names for its config is the agent's own.
 """
 
 from __future__ import annotations
